@@ -1,0 +1,36 @@
+"""Modulation (adaLN) and exponential segment sum (Mamba-2), forward and backward.
+
+The functions take NumPy arrays and return arrays of the same library. Importing this package
+imports no other array library.
+"""
+
+from cupyops._exp_segsum import (
+    exp_segsum,
+    exp_segsum_backward,
+    plan_exp_segsum,
+    plan_exp_segsum_backward,
+)
+from cupyops._modulate import (
+    ModulateGrads,
+    modulate,
+    modulate_backward,
+    plan_modulate,
+    plan_modulate_backward,
+)
+from cupyops._plan import Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ModulateGrads",
+    "Plan",
+    "__version__",
+    "exp_segsum",
+    "exp_segsum_backward",
+    "modulate",
+    "modulate_backward",
+    "plan_exp_segsum",
+    "plan_exp_segsum_backward",
+    "plan_modulate",
+    "plan_modulate_backward",
+]

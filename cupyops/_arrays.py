@@ -1,0 +1,205 @@
+"""Which library an array belongs to, what it looks like, and where it lies in memory.
+
+The only room that looks at an array's type. A library is one row of `_LIBRARIES`; no library but
+NumPy is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any
+"""An array of a supported library; no common base class exists."""
+Arrays: TypeAlias = tuple[Any, ...]
+"""The arrays of one call in the order of the operator's names; None for one that is absent."""
+
+
+class ArraySpec(NamedTuple):
+    """All that a plan knows of an array: its metadata, never its memory."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    strides: tuple[int, ...]
+    """In bytes, one for each axis; without meaning on an axis of length 0 or 1."""
+    library: str = "numpy"
+    device: str = "cpu"
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements; a broadcast axis counts in full."""
+        return self.size * self.dtype.itemsize
+
+    def has_layout_of(self, other: ArraySpec) -> bool:
+        """Whether both shapes agree and every element lies at the same offset from the first."""
+        if self.shape != other.shape:
+            return False
+        return self.size == 0 or all(
+            mine == theirs
+            for length, mine, theirs in zip(self.shape, self.strides, other.strides, strict=True)
+            if length > 1
+        )
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def contiguous(shape: tuple[int, ...], like: ArraySpec, dtype: np.dtype[Any]) -> ArraySpec:
+    """A C-contiguous array of `shape` and `dtype` in the library and on the device of `like`."""
+    strides = [0] * len(shape)
+    step = dtype.itemsize
+    for axis in reversed(range(len(shape))):
+        strides[axis] = step
+        step *= shape[axis]
+    return ArraySpec(shape, dtype, tuple(strides), like.library, like.device)
+
+
+def is_contiguous(spec: ArraySpec) -> bool:
+    return spec.has_layout_of(contiguous(spec.shape, spec, spec.dtype))
+
+
+class _Library(NamedTuple):
+    types: frozenset[tuple[str, str]]
+    """(module, qualified name) of the accepted classes, so that nothing has to be imported."""
+    spec: Callable[[Array], ArraySpec]
+    empty: Callable[[ArraySpec], Array]
+    address: Callable[[Array], int]
+    writable: Callable[[Array], bool]
+
+
+def _numpy_spec(array: Array) -> ArraySpec:
+    return ArraySpec(array.shape, array.dtype, array.strides)
+
+
+def _numpy_empty(spec: ArraySpec) -> Array:
+    return np.empty(spec.shape, spec.dtype)
+
+
+def _numpy_address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _numpy_writable(array: Array) -> bool:
+    writable: bool = array.flags.writeable
+    return writable
+
+
+_LIBRARIES = {
+    "numpy": _Library(
+        # Other subclasses (matrix, masked arrays) change what an operator means.
+        types=frozenset({("numpy", "ndarray"), ("numpy", "memmap")}),
+        spec=_numpy_spec,
+        empty=_numpy_empty,
+        address=_numpy_address,
+        writable=_numpy_writable,
+    ),
+}
+ACCEPTED_TYPES = "a numpy.ndarray"
+
+# Class -> library, filled on first sight; classes of foreign arrays never get in.
+_library_of: dict[type, _Library] = {}
+
+
+def spec_of(value: object) -> ArraySpec | None:
+    """The metadata of an array, or None for what is not an array of a supported library."""
+    library = _library_of.get(type(value))
+    if library is None:
+        name = (type(value).__module__, type(value).__qualname__)
+        for library in _LIBRARIES.values():
+            if name in library.types:
+                _library_of[type(value)] = library
+                return library.spec(value)
+        return None
+    return library.spec(value)
+
+
+def type_name(value: object) -> str:
+    """The name a reader knows: `list`, `numpy.matrix`, `torch.Tensor`."""
+    cls = type(value)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+def empty(spec: ArraySpec) -> Array:
+    """A new C-contiguous array with undefined contents."""
+    return _LIBRARIES[spec.library].empty(spec)
+
+
+def is_writable(array: Array) -> bool:
+    return _library_of[type(array)].writable(array)
+
+
+def address_of(array: Array) -> int:
+    """The address of the element whose indices are all 0."""
+    return _library_of[type(array)].address(array)
+
+
+class Region(NamedTuple):
+    """The bytes an array covers: `start` plus every combination of its axes' steps."""
+
+    start: int
+    stop: int
+    axes: tuple[tuple[int, int], ...]
+    """(length, stride in bytes); lengths above 1, strides above 0."""
+    itemsize: int
+
+    def width_within(self, period: int) -> int:
+        """Bytes spanned when steps that are multiples of `period` are left out."""
+        return self.itemsize + sum((n - 1) * step for n, step in self.axes if step % period)
+
+
+def region_of(array: Array) -> Region | None:
+    """Where `array` lies; None if it has no elements."""
+    library = _library_of[type(array)]
+    spec = library.spec(array)
+    if spec.size == 0:
+        return None
+    start = library.address(array)
+    axes = []
+    span = spec.dtype.itemsize
+    for length, step in zip(spec.shape, spec.strides, strict=True):
+        if step < 0:
+            start += (length - 1) * step
+        if length > 1 and step:
+            axes.append((length, abs(step)))
+            span += (length - 1) * abs(step)
+    return Region(start, start + span, tuple(axes), spec.dtype.itemsize)
+
+
+def overlap(a: Region | None, b: Region | None) -> bool:
+    """Whether two arrays may share a byte.
+
+    Judged on the host from addresses alone. Exact for arrays apart in memory and for those that
+    occupy different columns (or rows) of one common stride, as `chunk(6)` views do; other
+    interleaved patterns count as overlapping.
+    """
+    if a is None or b is None or a.stop <= b.start or b.stop <= a.start:
+        return False
+    for period in {step for _, step in a.axes + b.axes}:
+        # Modulo the period, each array is one run of bytes; are the two runs apart?
+        offset = (b.start - a.start) % period
+        if a.width_within(period) <= offset and offset + b.width_within(period) <= period:
+            return False
+    return True
+
+
+def overlaps_itself(spec: ArraySpec) -> bool:
+    """Whether two elements may share a byte, as on a broadcast axis (stride 0)."""
+    if spec.size == 0:
+        return False
+    covered = spec.dtype.itemsize
+    axes = [(abs(step), n) for n, step in zip(spec.shape, spec.strides, strict=True) if n > 1]
+    for step, length in sorted(axes):
+        if step < covered:
+            return True
+        covered += (length - 1) * step
+    return False

@@ -1,0 +1,109 @@
+"""Argument checks with one style of message: function, argument, got, expected.
+
+Checks look at metadata only, so they run before anything is allocated, and the same ones serve
+the eager functions, the plans and every array library.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import ml_dtypes
+import numpy as np
+
+from cupyops._arrays import ACCEPTED_TYPES, ArraySpec, overlaps_itself, spec_of, type_name
+
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+FLOAT32: np.dtype[Any] = np.dtype(np.float32)
+FLOAT64: np.dtype[Any] = np.dtype(np.float64)
+DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float16), BFLOAT16, FLOAT32, FLOAT64)
+"""The storage types, in native byte order."""
+
+
+def fail(error: type[Exception], function: str, argument: str, got: str, expected: str) -> NoReturn:
+    """Raise `error` with the one form of message that this package has."""
+    raise error(f"{function}: {argument} {got}; expected {expected}")
+
+
+def check_flag(function: str, argument: str, value: object) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        fail(TypeError, function, argument, f"is {_a(value)}", "True or False")
+    return bool(value)
+
+
+def check_array(function: str, argument: str, value: object) -> ArraySpec:
+    """The metadata of an array argument."""
+    spec = spec_of(value)
+    if spec is None:
+        got = "is None" if value is None else f"is {_a(value)}"
+        fail(TypeError, function, argument, got, ACCEPTED_TYPES)
+    return spec
+
+
+def check_optional_array(function: str, argument: str, value: object) -> ArraySpec | None:
+    return None if value is None else check_array(function, argument, value)
+
+
+def check_dtype(function: str, argument: str, spec: ArraySpec) -> None:
+    if spec.dtype not in DTYPES:
+        accepted = ", ".join(str(dtype) for dtype in DTYPES[:-1])
+        fail(
+            TypeError,
+            function,
+            argument,
+            f"has dtype {spec.dtype}",
+            f"{accepted} or {DTYPES[-1]} in native byte order",
+        )
+
+
+def check_same_dtype(
+    function: str, argument: str, spec: ArraySpec, other: str, expected: ArraySpec
+) -> None:
+    check_dtype(function, argument, spec)
+    if spec.dtype != expected.dtype:
+        fail(
+            TypeError,
+            function,
+            argument,
+            f"has dtype {spec.dtype}",
+            f"{expected.dtype}, the dtype of {other}",
+        )
+
+
+def check_shape(function: str, argument: str, spec: ArraySpec, expected: ArraySpec) -> None:
+    if spec.shape != expected.shape:
+        fail(ValueError, function, argument, f"has shape {spec.shape}", f"{expected.shape}")
+
+
+def check_out(
+    function: str, argument: str, given: ArraySpec | None, wanted: ArraySpec | None, source: str
+) -> ArraySpec | None:
+    """The layout of one output: as given, else as `wanted` (C-contiguous), else absent.
+
+    `source` names the input that decides the dtype, and whether the output exists at all.
+    """
+    if given is None:
+        return wanted
+    if wanted is None:
+        fail(ValueError, function, argument, f"is given although {source} is None", "None")
+    check_same_dtype(function, argument, given, source, wanted)
+    check_shape(function, argument, given, wanted)
+    if overlaps_itself(given):
+        fail(
+            ValueError,
+            function,
+            argument,
+            f"overlaps itself (shape {given.shape}, strides {given.strides})",
+            "an array whose elements lie apart in memory",
+        )
+    return wanted if given.has_layout_of(wanted) else given
+
+
+def compute_dtype(*specs: ArraySpec | None) -> np.dtype[Any]:
+    """float64 if any array is float64, else float32."""
+    return FLOAT64 if any(s is not None and s.dtype == FLOAT64 for s in specs) else FLOAT32
+
+
+def _a(value: object) -> str:
+    name = type_name(value)
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,337 @@
+"""Modulation (adaptive layer norm): ``modulate`` and ``modulate_backward``.
+
+Top to bottom: the public pair, the plan pair, shapes and plans. The NumPy arithmetic is in
+``_modulate_host.py``. B batch, L sequence length, D hidden size.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from cupyops._arrays import Array, ArraySpec, contiguous
+from cupyops._checks import (
+    check_dtype,
+    check_flag,
+    check_out,
+    check_same_dtype,
+    check_shape,
+    compute_dtype,
+    fail,
+)
+from cupyops._modulate_host import Rows, modulate_backward_host, modulate_host
+from cupyops._plan import Operator, Plan, Specs, plan_for, run_eagerly
+
+
+class ModulateGrads(NamedTuple):
+    """Gradients of ``modulate``; None for a parameter that was absent."""
+
+    grad_input: Array
+    grad_scale: Array | None
+    grad_shift: Array | None
+
+
+def modulate(
+    x: Array,
+    /,
+    *,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    one_plus_scale: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Scale and shift every token: ``y = x * scale + shift``.
+
+    Parameters
+    ----------
+    x : array, shape (B, L, D)
+        float16, bfloat16, float32 or float64.
+    scale, shift : array, optional
+        One row for each sample: (B, D) or (B, 1, D). Shared by the batch: (D,), (1, D) or
+        (1, 1, D). One row for each token: (B, L, D), or (1, L, D) shared by the batch. A rank-2
+        array is never (L, D). Both have one dtype, which may differ from that of `x`. An absent
+        `scale` is the factor 1, an absent `shift` adds nothing.
+    one_plus_scale : bool
+        Compute ``x * (1 + scale) + shift``, as diffusion transformers do.
+    out : array, shape (B, L, D), optional
+        Receives the result; has the dtype of `x`. May be the very same view as `x` (or as a
+        per-token parameter); must not overlap an input otherwise.
+
+    Returns
+    -------
+    array, shape (B, L, D)
+        `out` if it was given, else a new C-contiguous array with the dtype of `x`.
+
+    Raises
+    ------
+    TypeError
+        An argument is not an array of a supported library, or has an unsupported dtype.
+    ValueError
+        A shape does not fit, or `out` is read-only or overlaps itself or an input.
+
+    Notes
+    -----
+    Computed in float32, or in float64 if any input is float64; each step is rounded once and
+    the result is rounded to the dtype of `x`. The bits do not depend on batch size or layout.
+
+    The formula is adaptive layer norm's modulation: Peebles and Xie, "Scalable Diffusion Models
+    with Transformers", arXiv:2212.09748, section 3.2.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> x = np.ones((2, 3, 4), np.float32)
+    >>> scale, shift = np.full((2, 4), 0.5, np.float32), np.full((2, 4), 2, np.float32)
+    >>> cupyops.modulate(x, scale=scale, shift=shift, one_plus_scale=True)[0, 0]
+    array([3.5, 3.5, 3.5, 3.5], dtype=float32)
+    """
+    options = (check_flag("modulate", "one_plus_scale", one_plus_scale),)
+    return run_eagerly(_MODULATE, (x, scale, shift), out, options)
+
+
+def modulate_backward(
+    x: Array,
+    /,
+    *,
+    grad_output: Array,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    one_plus_scale: bool = False,
+    out: ModulateGrads | tuple[Array | None, Array | None, Array | None] | None = None,
+) -> ModulateGrads:
+    """Gradients of ``modulate`` with respect to its input, scale and shift.
+
+    ``grad_input = grad_output * scale`` (``* (1 + scale)`` if `one_plus_scale`),
+    ``grad_scale = sum(grad_output * x)`` and ``grad_shift = sum(grad_output)``, summed over the
+    axes along which the parameter was broadcast.
+
+    Parameters
+    ----------
+    x : array, shape (B, L, D)
+        The input of the forward call: float16, bfloat16, float32 or float64.
+    grad_output : array, shape (B, L, D)
+        Gradient with respect to the result of the forward call; has the dtype of `x`.
+    scale, shift : array, optional
+        The parameters of the forward call, in any shape that ``modulate`` accepts. The values of
+        `shift` are not used: it decides whether there is a ``grad_shift``, and its form.
+    one_plus_scale : bool
+        As in the forward call.
+    out : ModulateGrads or tuple of three, optional
+        Arrays that receive the gradients; None for one that is to be allocated or does not
+        exist. ``grad_input`` may be the very same view as `x` or `grad_output`.
+
+    Returns
+    -------
+    ModulateGrads
+        ``grad_input`` with shape and dtype of `x`, ``grad_scale`` and ``grad_shift`` with shape
+        and dtype of their parameter, or None if it is absent.
+
+    Raises
+    ------
+    TypeError
+        An argument is not an array of a supported library, or has an unsupported dtype.
+    ValueError
+        A shape does not fit, an entry of `out` is read-only, overlaps itself, an input or
+        another entry, or is given for a gradient that does not exist.
+
+    Notes
+    -----
+    Products and sums are formed in float32, or in float64 if any input is float64. The order of
+    a sum depends on the summed extent alone: chunks of 64 rows, in each chunk 8 accumulators
+    that take rows l mod 8 in turn and are then added in order; chunks are added in order in
+    float64, and so are the samples' totals for a parameter shared by the batch. The bits depend
+    neither on batch size, nor on layout or alignment. A sum over nothing is 0.
+
+    The derivative of ``modulate`` by the product rule; see there for the source.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> x = np.array([[[10.0]], [[20.0]]], np.float32)
+    >>> scale, shift = np.array([[20.0], [30.0]], np.float32), np.zeros((2, 1), np.float32)
+    >>> grads = cupyops.modulate_backward(x, grad_output=x, scale=scale, shift=shift)
+    >>> grads.grad_input.ravel(), grads.grad_scale.ravel(), grads.grad_shift.ravel()
+    (array([200., 600.], dtype=float32), array([100., 400.], dtype=float32), array([10., 20.], dtype=float32))
+    """  # noqa: E501 - a doctest's output cannot be wrapped
+    options = (check_flag("modulate_backward", "one_plus_scale", one_plus_scale),)
+    inputs = (x, grad_output, scale, shift)
+    grads: ModulateGrads = run_eagerly(_MODULATE_BACKWARD, inputs, out, options)
+    return grads
+
+
+def plan_modulate(
+    x: Array,
+    /,
+    *,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    one_plus_scale: bool = False,
+    out: Array | None = None,
+) -> Plan:
+    """Plan ``modulate`` for arrays like these: same arguments, nothing is computed."""
+    options = (check_flag("modulate", "one_plus_scale", one_plus_scale),)
+    return plan_for(_MODULATE, (x, scale, shift), out, options)
+
+
+def plan_modulate_backward(
+    x: Array,
+    /,
+    *,
+    grad_output: Array,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    one_plus_scale: bool = False,
+    out: ModulateGrads | tuple[Array | None, Array | None, Array | None] | None = None,
+) -> Plan:
+    """Plan ``modulate_backward`` for arrays like these: same arguments, nothing is computed."""
+    options = (check_flag("modulate_backward", "one_plus_scale", one_plus_scale),)
+    return plan_for(_MODULATE_BACKWARD, (x, grad_output, scale, shift), out, options)
+
+
+# ---------------------------------------------------------------------------------------------
+# Shapes and plans
+
+
+def _check_x(function: str, x: ArraySpec) -> None:
+    check_dtype(function, "x", x)
+    if len(x.shape) != 3:
+        fail(ValueError, function, "x", f"has shape {x.shape}", "three axes (B, L, D)")
+
+
+def _check_parameters(
+    function: str, x: ArraySpec, scale: ArraySpec | None, shift: ArraySpec | None
+) -> tuple[Rows | None, Rows | None]:
+    if scale is not None:
+        check_dtype(function, "scale", scale)
+    if shift is not None:
+        check_dtype(function, "shift", shift)
+        if scale is not None:
+            check_same_dtype(function, "shift", shift, "scale", scale)
+    return _rows_of(function, "scale", scale, x), _rows_of(function, "shift", shift, x)
+
+
+def _rows_of(function: str, name: str, spec: ArraySpec | None, x: ArraySpec) -> Rows | None:
+    if spec is None:
+        return None
+    b, length, d = x.shape
+    # The order decides where two forms coincide: a parameter with a row of its own for every
+    # token sums nothing, and (1, 1, D) is shared by the batch whatever L is.
+    accepted = {
+        (b, length, d): Rows.PER_TOKEN,
+        (d,): Rows.SHARED,
+        (1, d): Rows.SHARED,
+        (1, 1, d): Rows.SHARED,
+        (b, d): Rows.PER_SAMPLE,
+        (b, 1, d): Rows.PER_SAMPLE,
+        (1, length, d): Rows.PER_POSITION,
+    }
+    for shape, rows in accepted.items():
+        if spec.shape == shape:
+            return rows
+    expected = (
+        f"(B, D) = {(b, d)}, (B, 1, D) = {(b, 1, d)}, (D,) = {(d,)}, (1, D) = {(1, d)}, "
+        f"(1, 1, D) = {(1, 1, d)}, (B, L, D) = {(b, length, d)} or (1, L, D) = {(1, length, d)}"
+    )
+    fail(ValueError, function, name, f"has shape {spec.shape}", expected)
+
+
+def _in_place(outputs: dict[str, bool], inputs: dict[str, bool]) -> frozenset[tuple[str, str]]:
+    """Pairs of outputs and inputs that are both per token, and so may be the very same view."""
+    return frozenset((o, i) for o in outputs if outputs[o] for i in inputs if inputs[i])
+
+
+def _plan_modulate(operator: Operator, inputs: Specs, outs: Specs, one_plus_scale: bool) -> Plan:
+    x, scale, shift = inputs
+    assert x is not None
+    _check_x(operator.name, x)
+    scale_rows, shift_rows = _check_parameters(operator.name, x, scale, shift)
+    out = check_out(operator.name, "out", outs[0], contiguous(x.shape, x, x.dtype), "x")
+    return Plan(
+        operator=operator,
+        inputs=inputs,
+        outputs=(out,),
+        options=(("one_plus_scale", one_plus_scale),),
+        in_place=_in_place(
+            {"out": True},
+            {
+                "x": True,
+                "scale": scale_rows is Rows.PER_TOKEN,
+                "shift": shift_rows is Rows.PER_TOKEN,
+            },
+        ),
+        traffic=sum(spec.nbytes for spec in (x, scale, shift, out) if spec is not None),
+        compute=partial(
+            modulate_host, dtype=compute_dtype(x, scale, shift), one_plus_scale=one_plus_scale
+        ),
+    )
+
+
+def _plan_modulate_backward(
+    operator: Operator, inputs: Specs, outs: Specs, one_plus_scale: bool
+) -> Plan:
+    name = operator.name
+    x, grad_output, scale, shift = inputs
+    assert x is not None
+    assert grad_output is not None
+    _check_x(name, x)
+    check_same_dtype(name, "grad_output", grad_output, "x", x)
+    check_shape(name, "grad_output", grad_output, x)
+    scale_rows, shift_rows = _check_parameters(name, x, scale, shift)
+    wanted = tuple(
+        None if spec is None else contiguous(spec.shape, x, spec.dtype)
+        for spec in (x, scale, shift)
+    )
+    outputs = tuple(
+        check_out(name, operator.out_label(output), given, spec, source)
+        for output, given, spec, source in zip(
+            operator.outputs, outs, wanted, ("x", "scale", "shift"), strict=True
+        )
+    )
+    scale_per_token = scale_rows is Rows.PER_TOKEN
+    shift_per_token = shift_rows is Rows.PER_TOKEN
+    return Plan(
+        operator=operator,
+        inputs=inputs,
+        outputs=outputs,
+        options=(("one_plus_scale", one_plus_scale),),
+        in_place=_in_place(
+            {
+                "grad_input": True,
+                "grad_scale": scale_per_token,
+                "grad_shift": shift_per_token,
+            },
+            {
+                "x": True,
+                "grad_output": True,
+                "scale": scale_per_token,
+                "shift": shift_per_token,
+            },
+        ),
+        traffic=sum(s.nbytes for s in (x, grad_output, scale, *outputs) if s is not None),
+        compute=partial(
+            modulate_backward_host,
+            dtype=compute_dtype(x, scale, shift),
+            one_plus_scale=one_plus_scale,
+            scale_rows=scale_rows,
+            shift_rows=shift_rows,
+        ),
+    )
+
+
+_PARAMETERS = frozenset({"scale", "shift"})
+_MODULATE = Operator(
+    name="modulate",
+    inputs=("x", "scale", "shift"),
+    optional=_PARAMETERS,
+    outputs=("out",),
+    result=None,
+    build=_plan_modulate,
+)
+_MODULATE_BACKWARD = Operator(
+    name="modulate_backward",
+    inputs=("x", "grad_output", "scale", "shift"),
+    optional=_PARAMETERS,
+    outputs=ModulateGrads._fields,
+    result=ModulateGrads,
+    build=_plan_modulate_backward,
+)

@@ -1,0 +1,279 @@
+"""The two-phase layer: plan once from metadata, run as often as wanted. Knows no operator.
+
+Phase one (`plan_for`) checks the metadata of every argument and fixes all that follows from it.
+Phase two (`Plan.run`) checks what a plan cannot know (addresses, the arrays' match with the plan)
+and computes. The eager functions are both phases in a row, through a bounded cache of plans keyed
+by metadata, so there is one validation path and one way to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cupyops import _arrays
+from cupyops._arrays import Array, Arrays, ArraySpec
+from cupyops._checks import check_array, check_optional_array, fail
+
+CACHED_PLANS = 512
+"""Plans kept for the eager functions; a plan is a few kilobytes of metadata."""
+
+Specs = tuple[ArraySpec | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """What the plan layer must know of an operator: names, and how to plan it."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """In call order. The first is positional; an input named in `optional` may be None."""
+    optional: frozenset[str]
+    outputs: tuple[str, ...]
+    result: Callable[..., Any] | None
+    """Builds the return value from several outputs; None where the only output is returned."""
+    build: Callable[..., Plan]
+    """(operator, input specs, out specs, *options) -> Plan; raises for what does not fit."""
+
+    def out_label(self, output: str) -> str:
+        return output if self.result is None else f"out.{output}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """One operator, checked and laid out for arrays of known shape, dtype, strides and device.
+
+    A plan is immutable and holds metadata, never arrays. It may run any number of times, and from
+    several threads at once if each brings its own `out` and `workspace`. Make one with
+    ``cupyops.plan_<operator>``, which takes the arguments of the function of that name.
+    """
+
+    operator: Operator
+    inputs: Specs
+    outputs: Specs
+    """Layouts of the results; None for a gradient that does not exist."""
+    options: tuple[tuple[str, Any], ...]
+    in_place: frozenset[tuple[str, str]]
+    """(output, input) pairs that may be the very same view."""
+    traffic: int
+    """Bytes that have to be read and written at the least."""
+    compute: Callable[[Arrays, Arrays], None] = field(repr=False)
+    """The NumPy arithmetic: reads the inputs, fills the outputs."""
+    workspace_size: int = 0
+    """Bytes of scratch memory that `run` needs from its caller; 0 on NumPy."""
+
+    def run(
+        self,
+        x: Array,
+        /,
+        *,
+        out: Any = None,
+        workspace: Array | None = None,
+        stream: None = None,
+        **arrays: Array | None,
+    ) -> Any:
+        """Compute the planned operator on arrays that match the plan.
+
+        Parameters
+        ----------
+        x, **arrays
+            The input arrays, named as in the function that was planned and with the shapes,
+            dtypes, strides and device of the plan. Parameters absent from the plan stay absent.
+        out
+            As in the function that was planned, with the layout that was planned (C-contiguous
+            if the plan was made without `out`; only then may it be None).
+        workspace
+            A one-dimensional contiguous uint8 array of at least ``workspace_size`` bytes, at any
+            alignment. Its contents are undefined before and after.
+        stream
+            None: NumPy arrays have no streams.
+
+        Returns
+        -------
+        What the function returns: `out` where it was given, else new arrays.
+
+        Raises
+        ------
+        TypeError
+            An argument is not an array, or is unknown to the operator.
+        ValueError
+            An array does not match the plan, `out` is read-only or overlaps another array, the
+            workspace is too small, not contiguous or not writable. Nothing has been written then.
+        """
+        operator = self.operator
+        others = operator.inputs[1:]
+        inputs = (x, *(arrays.pop(name, None) for name in others))
+        for name in arrays:
+            accepted = ", ".join((*others, "out", "workspace", "stream"))
+            fail(TypeError, operator.name, name, "is not an argument of this plan's run", accepted)
+        outs = _unpack_out(operator, out)
+        for name, array, spec in zip(operator.inputs, inputs, self.inputs, strict=True):
+            self._check_planned(name, array, spec)
+        for name, array, spec in zip(operator.outputs, outs, self.outputs, strict=True):
+            if array is not None or (spec is not None and not _arrays.is_contiguous(spec)):
+                self._check_planned(operator.out_label(name), array, spec)
+        self.check_memory(inputs, outs)
+        self._check_workspace(workspace, inputs + outs)
+        if stream is not None:
+            fail(TypeError, operator.name, "stream", "is given", "None for NumPy arrays")
+        return self._execute(inputs, outs)
+
+    def check_memory(self, inputs: Arrays, outs: Arrays) -> None:
+        """Refuse outputs that are read-only or share memory with another array."""
+        operator = self.operator
+        written: list[tuple[str, _arrays.Region | None]] = []
+        for output, array in zip(operator.outputs, outs, strict=True):
+            if array is None:
+                continue
+            label = operator.out_label(output)
+            if not _arrays.is_writable(array):
+                fail(ValueError, operator.name, label, "is read-only", "a writable array")
+            region = _arrays.region_of(array)
+            for name, other in zip(operator.inputs, inputs, strict=True):
+                if other is None or not _arrays.overlap(region, _arrays.region_of(other)):
+                    continue
+                may_be_same = (output, name) in self.in_place
+                if may_be_same and _same_view(array, other):
+                    continue
+                wanted = f", or the very same view as {name}" if may_be_same else ""
+                self._fail_overlap(label, name, wanted)
+            for name, theirs in written:
+                if _arrays.overlap(region, theirs):
+                    self._fail_overlap(label, name)
+            written.append((label, region))
+
+    def _fail_overlap(self, label: str, other: str, more: str = "") -> NoReturn:
+        expected = f"memory of its own{more}"
+        fail(ValueError, self.operator.name, label, f"overlaps {other}", expected)
+
+    def _check_planned(self, name: str, array: Array | None, spec: ArraySpec | None) -> None:
+        function = self.operator.name
+        if spec is None:
+            if array is not None:
+                fail(ValueError, function, name, "is given", "None, as in the plan")
+            return
+        got = check_array(function, name, array)
+        if got == spec:
+            return
+        for what in ("library", "device", "dtype", "shape"):
+            mine, planned = getattr(got, what), getattr(spec, what)
+            if mine != planned:
+                fail(ValueError, function, name, f"has {what} {mine}", f"{planned}, as in the plan")
+        if not got.has_layout_of(spec):
+            fail(
+                ValueError,
+                function,
+                name,
+                f"has strides {got.strides}",
+                f"{spec.strides}, as in the plan",
+            )
+
+    def _check_workspace(self, workspace: Array | None, others: Arrays) -> None:
+        if workspace is None:
+            return
+        function, name = self.operator.name, "workspace"
+        spec = check_array(function, name, workspace)
+        if spec.dtype != np.uint8:
+            fail(TypeError, function, name, f"has dtype {spec.dtype}", "uint8")
+        if len(spec.shape) != 1 or (spec.size > 1 and spec.strides != (1,)):
+            got = f"has shape {spec.shape} and strides {spec.strides}"
+            fail(ValueError, function, name, got, "one contiguous axis")
+        if spec.size < self.workspace_size:
+            got = f"has {spec.size} bytes"
+            fail(ValueError, function, name, got, f"at least {self.workspace_size}")
+        if not _arrays.is_writable(workspace):
+            fail(ValueError, function, name, "is read-only", "a writable array")
+        region = _arrays.region_of(workspace)
+        for other in others:
+            if other is not None and _arrays.overlap(region, _arrays.region_of(other)):
+                fail(ValueError, function, name, "overlaps an array of the call", "its own memory")
+
+    def _execute(self, inputs: Arrays, outs: Arrays) -> Any:
+        results = tuple(
+            _arrays.empty(spec) if array is None and spec is not None else array
+            for array, spec in zip(outs, self.outputs, strict=True)
+        )
+        # The caller's error state must neither warn about IEEE results nor stop half-way.
+        with np.errstate(all="ignore"):
+            self.compute(inputs, results)
+        result = self.operator.result
+        return results[0] if result is None else result(*results)
+
+    def __repr__(self) -> str:
+        operator = self.operator
+        first = next(spec for spec in self.inputs if spec is not None)
+        arrays = [f"{n}={s}" for n, s in zip(operator.inputs, self.inputs, strict=True) if s]
+        options = [f"{name}={value}" for name, value in self.options]
+        outs = [f"{n}={s}" for n, s in zip(operator.outputs, self.outputs, strict=True) if s]
+        return (
+            f"<Plan {operator.name}({', '.join(arrays + options)}) -> {', '.join(outs)}; "
+            f"{first.library} on {first.device}, workspace {self.workspace_size} bytes, "
+            f"traffic {self.traffic} bytes>"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Plan belongs to its process and cannot be pickled; plan again there")
+
+
+def _same_view(a: Array, b: Array) -> bool:
+    mine, theirs = _arrays.spec_of(a), _arrays.spec_of(b)
+    assert mine is not None
+    assert theirs is not None
+    return (
+        mine.dtype == theirs.dtype
+        and mine.has_layout_of(theirs)
+        and _arrays.address_of(a) == _arrays.address_of(b)
+    )
+
+
+def _unpack_out(operator: Operator, out: Any) -> Arrays:
+    """One entry for each output, None where it has to be allocated."""
+    if operator.result is None:
+        return (out,)
+    count = len(operator.outputs)
+    if out is None:
+        return (None,) * count
+    expected = f"a tuple ({', '.join(operator.outputs)})"
+    if not isinstance(out, tuple):
+        fail(TypeError, operator.name, "out", f"is a {_arrays.type_name(out)}", expected)
+    if len(out) != count:
+        fail(ValueError, operator.name, "out", f"has {len(out)} entries", expected)
+    return tuple(out)
+
+
+@lru_cache(maxsize=CACHED_PLANS)
+def _cached_plan(operator: Operator, inputs: Specs, outs: Specs, options: tuple[Any, ...]) -> Plan:
+    # lru_cache is thread-safe; two threads may plan the same thing once each, which is harmless.
+    return operator.build(operator, inputs, outs, *options)
+
+
+def _find_plan(operator: Operator, inputs: Arrays, outs: Arrays, options: tuple[Any, ...]) -> Plan:
+    name = operator.name
+    specs = tuple(
+        check_optional_array(name, argument, array)
+        if argument in operator.optional
+        else check_array(name, argument, array)
+        for argument, array in zip(operator.inputs, inputs, strict=True)
+    )
+    out_specs = tuple(
+        None if array is None else check_array(name, operator.out_label(output), array)
+        for output, array in zip(operator.outputs, outs, strict=True)
+    )
+    plan = _cached_plan(operator, specs, out_specs, options)
+    plan.check_memory(inputs, outs)
+    return plan
+
+
+def plan_for(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Plan:
+    """Phase one: check the arguments and lay out the run."""
+    return _find_plan(operator, inputs, _unpack_out(operator, out), options)
+
+
+def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Any:
+    """Both phases in a row."""
+    outs = _unpack_out(operator, out)
+    return _find_plan(operator, inputs, outs, options)._execute(inputs, outs)
