@@ -216,16 +216,16 @@ def _rows_of(function: str, name: str, spec: ArraySpec | None, x: ArraySpec) -> 
     b, length, d = x.shape
     # The order decides where two forms coincide: a parameter with a row of its own for every
     # token sums nothing, and (1, 1, D) is shared by the batch whatever L is.
-    accepted = {
-        (b, length, d): Rows.PER_TOKEN,
-        (d,): Rows.SHARED,
-        (1, d): Rows.SHARED,
-        (1, 1, d): Rows.SHARED,
-        (b, d): Rows.PER_SAMPLE,
-        (b, 1, d): Rows.PER_SAMPLE,
-        (1, length, d): Rows.PER_POSITION,
-    }
-    for shape, rows in accepted.items():
+    accepted = (
+        ((b, length, d), Rows.PER_TOKEN),
+        ((d,), Rows.SHARED),
+        ((1, d), Rows.SHARED),
+        ((1, 1, d), Rows.SHARED),
+        ((b, d), Rows.PER_SAMPLE),
+        ((b, 1, d), Rows.PER_SAMPLE),
+        ((1, length, d), Rows.PER_POSITION),
+    )
+    for shape, rows in accepted:
         if spec.shape == shape:
             return rows
     expected = (
