@@ -74,6 +74,8 @@ class _Library(NamedTuple):
     empty: Callable[[ArraySpec], Array]
     address: Callable[[Array], int]
     writable: Callable[[Array], bool]
+    aligned: bool
+    """Whether elements must lie at multiples of their size, as kernels need."""
 
 
 def _numpy_spec(array: Array) -> ArraySpec:
@@ -94,6 +96,30 @@ def _numpy_writable(array: Array) -> bool:
     return writable
 
 
+def _cupy_spec(array: Array) -> ArraySpec:
+    return ArraySpec(
+        array.shape, array.dtype, array.strides, "cupy", f"{CUDA_DEVICE}{array.device.id}"
+    )
+
+
+def _cupy_empty(spec: ArraySpec) -> Array:
+    import cupy  # the caller has handed us CuPy arrays, so it is there
+
+    return cupy.empty(spec.shape, spec.dtype)  # on the current device, in the current stream's pool
+
+
+def _cupy_address(array: Array) -> int:
+    address: int = array.data.ptr
+    return address
+
+
+def _cupy_writable(_array: Array) -> bool:
+    return True  # CuPy has no read-only arrays
+
+
+CUDA_DEVICE = "cuda:"
+"""What the name of a GPU starts with; its number follows."""
+
 _LIBRARIES = {
     "numpy": _Library(
         # Other subclasses (matrix, masked arrays) change what an operator means.
@@ -102,9 +128,18 @@ _LIBRARIES = {
         empty=_numpy_empty,
         address=_numpy_address,
         writable=_numpy_writable,
+        aligned=False,
+    ),
+    "cupy": _Library(
+        types=frozenset({("cupy", "ndarray")}),
+        spec=_cupy_spec,
+        empty=_cupy_empty,
+        address=_cupy_address,
+        writable=_cupy_writable,
+        aligned=True,
     ),
 }
-ACCEPTED_TYPES = "a numpy.ndarray"
+ACCEPTED_TYPES = "a numpy.ndarray or cupy.ndarray"
 
 # Class -> library, filled on first sight; classes of foreign arrays never get in.
 _library_of: dict[type, _Library] = {}
@@ -141,6 +176,17 @@ def is_writable(array: Array) -> bool:
 def address_of(array: Array) -> int:
     """The address of the element whose indices are all 0."""
     return _library_of[type(array)].address(array)
+
+
+def is_aligned(array: Array) -> bool:
+    """Whether every element lies where the library's arithmetic can reach it."""
+    library = _library_of[type(array)]
+    if not library.aligned:
+        return True
+    spec = library.spec(array)
+    steps = (s for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)
+    places = (library.address(array), *steps)
+    return spec.size == 0 or all(place % spec.dtype.itemsize == 0 for place in places)
 
 
 class Region(NamedTuple):

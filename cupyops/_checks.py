@@ -40,6 +40,18 @@ def check_array(function: str, argument: str, value: object) -> ArraySpec:
     return spec
 
 
+def check_same_place(
+    function: str, argument: str, spec: ArraySpec, other: str, expected: ArraySpec
+) -> None:
+    """Refuse a second array library, and a second device, in one call."""
+    if spec.library != expected.library:
+        wanted = f"one of {expected.library}, as {other}"
+        fail(TypeError, function, argument, f"is an array of {spec.library}", wanted)
+    if spec.device != expected.device:
+        wanted = f"{expected.device}, the device of {other}"
+        fail(ValueError, function, argument, f"is on device {spec.device}", wanted)
+
+
 def check_optional_array(function: str, argument: str, value: object) -> ArraySpec | None:
     return None if value is None else check_array(function, argument, value)
 

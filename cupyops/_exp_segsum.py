@@ -18,7 +18,9 @@ from cupyops._checks import (
     compute_dtype,
     fail,
 )
+from cupyops._exp_segsum_device import exp_segsum_backward_launches, exp_segsum_launches
 from cupyops._exp_segsum_host import exp_segsum_backward_host, exp_segsum_host
+from cupyops._launch import Launch
 from cupyops._plan import Operator, Plan, Specs, plan_for, run_eagerly
 
 
@@ -137,6 +139,8 @@ def _plan_exp_segsum(operator: Operator, inputs: Specs, outs: Specs) -> Plan:
         fail(ValueError, name, "x", "has shape ()", "at least one axis (..., T)")
     wanted = contiguous((*x.shape, x.shape[-1]), x, x.dtype)
     out = check_out(name, "out", outs[0], wanted, "x")
+    assert out is not None
+    on_host = x.library == "numpy"
     return Plan(
         operator=operator,
         inputs=inputs,
@@ -144,7 +148,8 @@ def _plan_exp_segsum(operator: Operator, inputs: Specs, outs: Specs) -> Plan:
         options=(),
         in_place=frozenset(),
         traffic=x.nbytes + wanted.nbytes,
-        compute=partial(exp_segsum_host, dtype=compute_dtype(x)),
+        compute=partial(exp_segsum_host, dtype=compute_dtype(x)) if on_host else None,
+        launches=() if on_host else exp_segsum_launches(x, out),
     )
 
 
@@ -160,6 +165,14 @@ def _plan_exp_segsum_backward(operator: Operator, inputs: Specs, outs: Specs) ->
     check_shape(name, "grad_output", grad_output, y)
     wanted = contiguous(y.shape[:-1], y, y.dtype)
     out = check_out(name, "out", outs[0], wanted, "y")
+    assert out is not None
+    compute = None
+    launches: tuple[Launch, ...] = ()
+    workspace_size = 0
+    if y.library == "numpy":
+        compute = partial(exp_segsum_backward_host, dtype=compute_dtype(y))
+    else:
+        launches, workspace_size = exp_segsum_backward_launches(y, grad_output, out)
     return Plan(
         operator=operator,
         inputs=inputs,
@@ -167,7 +180,9 @@ def _plan_exp_segsum_backward(operator: Operator, inputs: Specs, outs: Specs) ->
         options=(),
         in_place=frozenset(),
         traffic=2 * _bytes_below_diagonal(y) + wanted.nbytes,
-        compute=partial(exp_segsum_backward_host, dtype=compute_dtype(y)),
+        compute=compute,
+        launches=launches,
+        workspace_size=workspace_size,
     )
 
 

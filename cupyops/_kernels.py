@@ -1,17 +1,155 @@
-"""The CUDA sources: where they lie."""
+"""Kernels on a GPU: sources, compilation through ``cupy.RawModule``, and launches.
+
+The only user of CuPy's compiler. CuPy is imported here only once arrays or plans of CuPy are at
+hand; nothing of it is touched for NumPy arrays.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from cupyops._arrays import CUDA_DEVICE, type_name
+from cupyops._checks import fail
+from cupyops._launch import Kernel, Launch
+
+COMMON = "common.cuh"
+OPTIONS = ("--std=c++17", "-fmad=false", "-lineinfo")
+"""Besides these CuPy passes ``-arch`` and, always and last, ``-ftz=true``."""
+DEFAULT_SHARED_BYTES = 48 * 1024
+"""Dynamic shared memory that needs no permission."""
+EXTRAS = "pip install 'cupyops[cuda13]' (or 'cupyops[cuda12]' for a driver of CUDA 12)"
 
 
 def source_directory() -> Path:
     """The directory of the ``.cu`` files: inside an installed package, beside it in a checkout."""
     package = Path(__file__).parent
     for directory in (package / "kernels_cu", package.parent / "kernels_cu"):
-        if (directory / "common.cuh").is_file():
+        if (directory / COMMON).is_file():
             return directory
     raise FileNotFoundError(
         f"cupyops: the kernel sources are not in {package / 'kernels_cu'}, nor beside the package; "
         "the installation is incomplete, reinstall cupyops"
     )
+
+
+@cache
+def source_text(source: str) -> str:
+    """A ``.cu`` file with the common header in front, and line markers for readable errors.
+
+    CuPy's cache of compiled kernels is keyed by this text; it would not see a changed file behind
+    an ``#include``.
+    """
+    directory = source_directory()
+    return "".join(
+        f'#line 1 "{name}"\n{(directory / name).read_text(encoding="utf-8")}\n'
+        for name in (COMMON, source)
+    )
+
+
+def kernels_of(launches: tuple[Launch, ...]) -> list[tuple[Kernel, int]]:
+    """Every kernel that a plan may launch, in both forms, with its dynamic shared memory."""
+    forms = [form for launch in launches for form in (launch, launch.scalar) if form is not None]
+    return [(form.kernel, form.shared_bytes) for form in forms]
+
+
+class CupyExecutor:
+    """Carries out plans of CuPy arrays."""
+
+    def __init__(self) -> None:
+        self._functions: dict[tuple[str, Kernel], Any] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, launches: tuple[Launch, ...], device: str) -> None:
+        """Compile and load, so that a run only launches and can be captured into a CUDA graph."""
+        needed = kernels_of(launches)
+        with self._lock, self.context(device, None):
+            by_source: dict[str, list[Kernel]] = {}
+            for kernel, _ in needed:
+                names = by_source.setdefault(kernel.source, [])
+                if (device, kernel) not in self._functions and kernel not in names:
+                    names.append(kernel)
+            for source, kernels in by_source.items():
+                for kernel, function in _compile(source, kernels):
+                    self._functions[device, kernel] = function
+            for kernel, shared_bytes in needed:
+                function = self._functions[device, kernel]
+                # Without permission a launch beyond the default fails; it is given per device.
+                if shared_bytes > max(DEFAULT_SHARED_BYTES, function.max_dynamic_shared_size_bytes):
+                    function.max_dynamic_shared_size_bytes = shared_bytes
+
+    def check_stream(self, function: str, stream: Any, device: str) -> None:
+        if stream is None:
+            return
+        import cupy
+
+        if not isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
+            fail(TypeError, function, "stream", f"is a {type_name(stream)}", "a cupy.cuda.Stream")
+        # The null streams belong to no device (-1); an external one may not say.
+        if stream.device_id not in (None, -1, _number(device)):
+            got = f"belongs to device {CUDA_DEVICE}{stream.device_id}"
+            fail(ValueError, function, "stream", got, f"a stream of {device}")
+
+    @contextmanager
+    def _device_and_stream(self, device: str, stream: Any) -> Iterator[None]:
+        import cupy
+
+        with cupy.cuda.Device(_number(device)):
+            if stream is None:
+                yield
+            else:
+                with stream:  # CuPy allocates from the pool of the current stream
+                    yield
+
+    def context(self, device: str, stream: Any) -> AbstractContextManager[Any]:
+        return self._device_and_stream(device, stream)
+
+    def launch(
+        self,
+        launches: tuple[Launch, ...],
+        addresses: Mapping[str, int],
+        workspace: int,
+        device: str,
+        stream: Any,
+    ) -> None:
+        for planned in launches:
+            launch = planned.for_addresses(addresses)
+            # Plain typed scalars: CuPy would pass any other number as a double or an int64.
+            self._functions[device, launch.kernel](
+                launch.grid,
+                launch.block,
+                launch.bind(addresses, workspace),
+                shared_mem=launch.shared_bytes,
+                stream=stream,
+            )
+
+
+def _number(device: str) -> int:
+    return int(device.removeprefix(CUDA_DEVICE))
+
+
+def _compile(source: str, kernels: list[Kernel]) -> Iterator[tuple[Kernel, Any]]:
+    """Compile instances of one source file for the current device and load them."""
+    if not kernels:
+        return
+    import cupy
+
+    names = tuple(kernel.name for kernel in kernels)
+    module = cupy.RawModule(code=source_text(source), options=OPTIONS, name_expressions=names)
+    try:
+        for kernel in kernels:
+            # A RawKernel finds its function anew on every look-up: keep it.
+            yield kernel, module.get_function(kernel.name)
+    except cupy.cuda.compiler.CompileException as error:
+        raise RuntimeError(
+            f"cupyops: {source} does not compile for this device\n{error}"
+        ) from error
+    except (ImportError, OSError) as error:
+        raise RuntimeError(
+            f"cupyops: the CUDA compiler library (NVRTC) could not be loaded: {error}; install it "
+            f"with {EXTRAS}"
+        ) from error

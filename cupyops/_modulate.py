@@ -19,6 +19,8 @@ from cupyops._checks import (
     compute_dtype,
     fail,
 )
+from cupyops._launch import Launch
+from cupyops._modulate_device import modulate_backward_launches, modulate_launches
 from cupyops._modulate_host import Rows, modulate_backward_host, modulate_host
 from cupyops._plan import Operator, Plan, Specs, plan_for, run_eagerly
 
@@ -246,6 +248,11 @@ def _plan_modulate(operator: Operator, inputs: Specs, outs: Specs, one_plus_scal
     _check_x(operator.name, x)
     scale_rows, shift_rows = _check_parameters(operator.name, x, scale, shift)
     out = check_out(operator.name, "out", outs[0], contiguous(x.shape, x, x.dtype), "x")
+    assert out is not None
+    on_host = x.library == "numpy"
+    compute = partial(
+        modulate_host, dtype=compute_dtype(x, scale, shift), one_plus_scale=one_plus_scale
+    )
     return Plan(
         operator=operator,
         inputs=inputs,
@@ -260,9 +267,8 @@ def _plan_modulate(operator: Operator, inputs: Specs, outs: Specs, one_plus_scal
             },
         ),
         traffic=sum(spec.nbytes for spec in (x, scale, shift, out) if spec is not None),
-        compute=partial(
-            modulate_host, dtype=compute_dtype(x, scale, shift), one_plus_scale=one_plus_scale
-        ),
+        compute=compute if on_host else None,
+        launches=() if on_host else modulate_launches(x, scale, shift, out, one_plus_scale),
     )
 
 
@@ -287,6 +293,29 @@ def _plan_modulate_backward(
             operator.outputs, outs, wanted, ("x", "scale", "shift"), strict=True
         )
     )
+    grad_input, grad_scale, grad_shift = outputs
+    assert grad_input is not None
+    compute = None
+    launches: tuple[Launch, ...] = ()
+    workspace_size = 0
+    if x.library == "numpy":
+        compute = partial(
+            modulate_backward_host,
+            dtype=compute_dtype(x, scale, shift),
+            one_plus_scale=one_plus_scale,
+            scale_rows=scale_rows,
+            shift_rows=shift_rows,
+        )
+    else:
+        launches, workspace_size = modulate_backward_launches(
+            x,
+            grad_output,
+            scale,
+            grad_input,
+            (grad_scale, scale_rows),
+            (grad_shift, shift_rows),
+            one_plus_scale,
+        )
     scale_per_token = scale_rows is Rows.PER_TOKEN
     shift_per_token = shift_rows is Rows.PER_TOKEN
     return Plan(
@@ -308,13 +337,9 @@ def _plan_modulate_backward(
             },
         ),
         traffic=sum(s.nbytes for s in (x, grad_output, scale, *outputs) if s is not None),
-        compute=partial(
-            modulate_backward_host,
-            dtype=compute_dtype(x, scale, shift),
-            one_plus_scale=one_plus_scale,
-            scale_rows=scale_rows,
-            shift_rows=shift_rows,
-        ),
+        compute=compute,
+        launches=launches,
+        workspace_size=workspace_size,
     )
 
 

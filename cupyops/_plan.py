@@ -8,16 +8,18 @@ by metadata, so there is one validation path and one way to compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from cupyops import _arrays
+from cupyops import _arrays, _kernels
 from cupyops._arrays import Array, Arrays, ArraySpec
-from cupyops._checks import check_array, check_optional_array, fail
+from cupyops._checks import check_array, check_optional_array, check_same_place, fail
+from cupyops._launch import Launch
 
 CACHED_PLANS = 512
 """Plans kept for the eager functions; a plan is a few kilobytes of metadata."""
@@ -61,10 +63,17 @@ class Plan:
     """(output, input) pairs that may be the very same view."""
     traffic: int
     """Bytes that have to be read and written at the least."""
-    compute: Callable[[Arrays, Arrays], None] = field(repr=False)
-    """The NumPy arithmetic: reads the inputs, fills the outputs."""
+    compute: Callable[[Arrays, Arrays], None] | None = None
+    """The NumPy arithmetic: reads the inputs, fills the outputs. None for a plan of launches."""
+    launches: tuple[Launch, ...] = ()
+    """The kernels to launch, in order; none on NumPy."""
     workspace_size: int = 0
-    """Bytes of scratch memory that `run` needs from its caller; 0 on NumPy."""
+    """Bytes of scratch memory that `run` needs; 0 on NumPy."""
+    place: ArraySpec = field(init=False)
+    """The first array, which says in which library and on which device the plan runs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", next(spec for spec in self.inputs if spec is not None))
 
     def run(
         self,
@@ -73,7 +82,7 @@ class Plan:
         *,
         out: Any = None,
         workspace: Array | None = None,
-        stream: None = None,
+        stream: Any = None,
         **arrays: Array | None,
     ) -> Any:
         """Compute the planned operator on arrays that match the plan.
@@ -89,8 +98,9 @@ class Plan:
         workspace
             A one-dimensional contiguous uint8 array of at least ``workspace_size`` bytes, at any
             alignment. Its contents are undefined before and after.
+            Allocated in the stream's memory pool if absent.
         stream
-            None: NumPy arrays have no streams.
+            The CuPy stream to run on, None for the current one. NumPy arrays have no streams.
 
         Returns
         -------
@@ -99,10 +109,16 @@ class Plan:
         Raises
         ------
         TypeError
-            An argument is not an array, or is unknown to the operator.
+            An argument is not an array, or is unknown to the operator, or `stream` is no stream.
         ValueError
             An array does not match the plan, `out` is read-only or overlaps another array, the
-            workspace is too small, not contiguous or not writable. Nothing has been written then.
+            workspace is too small, not contiguous or not writable, or the stream belongs to
+            another device. Nothing has been written then.
+
+        Notes
+        -----
+        On a GPU nothing is synchronised, and nothing is allocated if both `out` and `workspace`
+        are given, so that a run can be captured into a CUDA graph.
         """
         operator = self.operator
         others = operator.inputs[1:]
@@ -118,18 +134,20 @@ class Plan:
                 self._check_planned(operator.out_label(name), array, spec)
         self.check_memory(inputs, outs)
         self._check_workspace(workspace, inputs + outs)
-        if stream is not None:
-            fail(TypeError, operator.name, "stream", "is given", "None for NumPy arrays")
-        return self._execute(inputs, outs)
+        self.executor.check_stream(operator.name, stream, self.place.device)
+        return self.execute(inputs, outs, workspace, stream)
 
     def check_memory(self, inputs: Arrays, outs: Arrays) -> None:
         """Refuse outputs that are read-only or share memory with another array."""
         operator = self.operator
+        for name, array in zip(operator.inputs, inputs, strict=True):
+            self._check_alignment(name, array)
         written: list[tuple[str, _arrays.Region | None]] = []
         for output, array in zip(operator.outputs, outs, strict=True):
             if array is None:
                 continue
             label = operator.out_label(output)
+            self._check_alignment(label, array)
             if not _arrays.is_writable(array):
                 fail(ValueError, operator.name, label, "is read-only", "a writable array")
             region = _arrays.region_of(array)
@@ -145,6 +163,11 @@ class Plan:
                 if _arrays.overlap(region, theirs):
                     self._fail_overlap(label, name)
             written.append((label, region))
+
+    def _check_alignment(self, label: str, array: Array | None) -> None:
+        if array is not None and not _arrays.is_aligned(array):
+            got = "has elements at addresses that are not multiples of their size"
+            fail(ValueError, self.operator.name, label, got, "aligned elements on a GPU")
 
     def _fail_overlap(self, label: str, other: str, more: str = "") -> NoReturn:
         expected = f"memory of its own{more}"
@@ -177,6 +200,7 @@ class Plan:
             return
         function, name = self.operator.name, "workspace"
         spec = check_array(function, name, workspace)
+        check_same_place(function, name, spec, self.operator.inputs[0], self.place)
         if spec.dtype != np.uint8:
             fail(TypeError, function, name, f"has dtype {spec.dtype}", "uint8")
         if len(spec.shape) != 1 or (spec.size > 1 and spec.strides != (1,)):
@@ -192,31 +216,107 @@ class Plan:
             if other is not None and _arrays.overlap(region, _arrays.region_of(other)):
                 fail(ValueError, function, name, "overlaps an array of the call", "its own memory")
 
-    def _execute(self, inputs: Arrays, outs: Arrays) -> Any:
-        results = tuple(
-            _arrays.empty(spec) if array is None and spec is not None else array
-            for array, spec in zip(outs, self.outputs, strict=True)
-        )
-        # The caller's error state must neither warn about IEEE results nor stop half-way.
-        with np.errstate(all="ignore"):
-            self.compute(inputs, results)
+    @property
+    def executor(self) -> Executor:
+        return EXECUTORS[self.place.library]
+
+    def execute(
+        self, inputs: Arrays, outs: Arrays, workspace: Array | None = None, stream: Any = None
+    ) -> Any:
+        """Compute, on arrays that have been checked."""
+        place, executor = self.place, self.executor
+        with executor.context(place.device, stream):
+            results = tuple(
+                _arrays.empty(spec) if array is None and spec is not None else array
+                for array, spec in zip(outs, self.outputs, strict=True)
+            )
+            if workspace is None and self.workspace_size:
+                size = (self.workspace_size,)
+                workspace = _arrays.empty(_arrays.contiguous(size, place, np.dtype(np.uint8)))
+            if self.compute is not None:
+                self.compute(inputs, results)
+            if self.launches:
+                addresses = self._addresses(inputs, results)
+                base = 0 if workspace is None else _arrays.address_of(workspace)
+                executor.launch(self.launches, addresses, base, place.device, stream)
         result = self.operator.result
         return results[0] if result is None else result(*results)
 
+    def _addresses(self, inputs: Arrays, outs: Arrays) -> dict[str, int]:
+        """Where the arrays of a call lie, by name, for the arguments of the launches."""
+        names = (*self.operator.inputs, *self.operator.outputs)
+        return {
+            name: _arrays.address_of(array)
+            for name, array in zip(names, inputs + outs, strict=True)
+            if array is not None
+        }
+
     def __repr__(self) -> str:
         operator = self.operator
-        first = next(spec for spec in self.inputs if spec is not None)
         arrays = [f"{n}={s}" for n, s in zip(operator.inputs, self.inputs, strict=True) if s]
         options = [f"{name}={value}" for name, value in self.options]
         outs = [f"{n}={s}" for n, s in zip(operator.outputs, self.outputs, strict=True) if s]
+        launches = "".join(f"; {launch}" for launch in self.launches)
         return (
             f"<Plan {operator.name}({', '.join(arrays + options)}) -> {', '.join(outs)}; "
-            f"{first.library} on {first.device}, workspace {self.workspace_size} bytes, "
-            f"traffic {self.traffic} bytes>"
+            f"{self.place.library} on {self.place.device}, workspace {self.workspace_size} bytes, "
+            f"traffic {self.traffic} bytes{launches}>"
         )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Plan belongs to its process and cannot be pickled; plan again there")
+
+
+class Executor(Protocol):
+    """How the plans of one array library are carried out."""
+
+    def prepare(self, launches: tuple[Launch, ...], device: str) -> None:
+        """Compile and load all that may be launched."""
+
+    def check_stream(self, function: str, stream: Any, device: str) -> None:
+        """Refuse what is not a stream of the device."""
+
+    def context(self, device: str, stream: Any) -> AbstractContextManager[Any]:
+        """Makes device and stream current, for allocations."""
+
+    def launch(
+        self,
+        launches: tuple[Launch, ...],
+        addresses: Mapping[str, int],
+        workspace: int,
+        device: str,
+        stream: Any,
+    ) -> None:
+        """Launch in order on the stream, on arrays and a workspace at these addresses."""
+
+
+class HostExecutor:
+    """NumPy: plans compute and have nothing to launch."""
+
+    def prepare(self, launches: tuple[Launch, ...], device: str) -> None:
+        assert not launches
+
+    def check_stream(self, function: str, stream: Any, device: str) -> None:
+        if stream is not None:
+            fail(TypeError, function, "stream", "is given", "None for NumPy arrays")
+
+    def context(self, device: str, stream: Any) -> AbstractContextManager[Any]:
+        # The caller's error state must neither warn about IEEE results nor stop half-way.
+        return np.errstate(all="ignore")
+
+    def launch(
+        self,
+        launches: tuple[Launch, ...],
+        addresses: Mapping[str, int],
+        workspace: int,
+        device: str,
+        stream: Any,
+    ) -> None:
+        assert not launches
+
+
+EXECUTORS: dict[str, Executor] = {"numpy": HostExecutor(), "cupy": _kernels.CupyExecutor()}
+"""By array library."""
 
 
 def _same_view(a: Array, b: Array) -> bool:
@@ -248,7 +348,16 @@ def _unpack_out(operator: Operator, out: Any) -> Arrays:
 @lru_cache(maxsize=CACHED_PLANS)
 def _cached_plan(operator: Operator, inputs: Specs, outs: Specs, options: tuple[Any, ...]) -> Plan:
     # lru_cache is thread-safe; two threads may plan the same thing once each, which is harmless.
-    return operator.build(operator, inputs, outs, *options)
+    named = [*zip(operator.inputs, inputs, strict=True)]
+    named += [(operator.out_label(o), s) for o, s in zip(operator.outputs, outs, strict=True)]
+    first_name, first = named[0]
+    assert first is not None
+    for name, spec in named[1:]:
+        if spec is not None:
+            check_same_place(operator.name, name, spec, first_name, first)
+    plan = operator.build(operator, inputs, outs, *options)
+    plan.executor.prepare(plan.launches, plan.place.device)
+    return plan
 
 
 def _find_plan(operator: Operator, inputs: Arrays, outs: Arrays, options: tuple[Any, ...]) -> Plan:
@@ -276,4 +385,4 @@ def plan_for(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, .
 def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Any:
     """Both phases in a row."""
     outs = _unpack_out(operator, out)
-    return _find_plan(operator, inputs, outs, options)._execute(inputs, outs)
+    return _find_plan(operator, inputs, outs, options).execute(inputs, outs)

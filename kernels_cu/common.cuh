@@ -108,8 +108,41 @@ __device__ __forceinline__ void round_to(double a, bf16& r) { round_to(narrow(a)
 
 // Elements a thread owns: 16 bytes of the activations' storage type.
 template <class S> struct Width { static const int value = 16 / sizeof(S); };
+// Rows that a thread loads before it uses the first: enough bytes in flight to hide the latency of
+// memory, few enough registers for two blocks and more on a multiprocessor.
+template <class S, bool VECTOR> struct Unroll {
+    static const int value = (sizeof(S) == 2 ? 2 : 4) / (VECTOR ? 1 : 2);
+};
 
-template <int BYTES> struct __align__(BYTES) Packet { uint32 word[BYTES / 4]; };
+// What one memory instruction moves.
+template <int BYTES> struct Packet;
+template <> struct Packet<4> { typedef uint32 type; };
+template <> struct Packet<8> { typedef uint2 type; };
+template <> struct Packet<16> { typedef uint4 type; };
+
+// Packed by the word: a union of elements and packet would be stored element by element.
+__device__ __forceinline__ uint32 word(f16 a, f16 b) { return a.bits | (uint32)b.bits << 16; }
+__device__ __forceinline__ uint32 word(bf16 a, bf16 b) { return a.bits | (uint32)b.bits << 16; }
+template <class S> __device__ __forceinline__ void pack(const S (&e)[2], uint32& p) {
+    p = word(e[0], e[1]);
+}
+template <class S> __device__ __forceinline__ void pack(const S (&e)[4], uint2& p) {
+    p = make_uint2(word(e[0], e[1]), word(e[2], e[3]));
+}
+template <class S> __device__ __forceinline__ void pack(const S (&e)[8], uint4& p) {
+    p = make_uint4(word(e[0], e[1]), word(e[2], e[3]), word(e[4], e[5]), word(e[6], e[7]));
+}
+__device__ __forceinline__ void pack(const float (&e)[2], uint2& p) {
+    p = make_uint2(__float_as_uint(e[0]), __float_as_uint(e[1]));
+}
+__device__ __forceinline__ void pack(const float (&e)[4], uint4& p) {
+    p = make_uint4(__float_as_uint(e[0]), __float_as_uint(e[1]), __float_as_uint(e[2]),
+                   __float_as_uint(e[3]));
+}
+__device__ __forceinline__ void pack(const double (&e)[2], uint4& p) {
+    p = make_uint4(__double2loint(e[0]), __double2hiint(e[0]), __double2loint(e[1]),
+                   __double2hiint(e[1]));
+}
 
 // N elements, `step` elements apart, of which the first `count` exist. The vector form needs all of
 // them, step 1 and an address that is a multiple of min(16, their bytes), and moves that many bytes
@@ -119,10 +152,11 @@ __device__ __forceinline__ void load(const S* address, int64 step, int count, C 
     if (VECTOR) {
         const int bytes = sizeof(S) * N < 16 ? sizeof(S) * N : 16;
         const int each = bytes / sizeof(S);
+        typedef typename Packet<bytes>::type P;
 #pragma unroll
         for (int p = 0; p < N / each; ++p) {
-            union { Packet<bytes> packet; S element[each]; } u;
-            u.packet = reinterpret_cast<const Packet<bytes>*>(address)[p];
+            union { P packet; S element[each]; } u;
+            u.packet = reinterpret_cast<const P*>(address)[p];
 #pragma unroll
             for (int i = 0; i < each; ++i) values[p * each + i] = Load<C, S>::from(u.element[i]);
         }
@@ -137,12 +171,15 @@ __device__ __forceinline__ void store(S* address, int64 step, int count, const C
     if (VECTOR) {
         const int bytes = sizeof(S) * N < 16 ? sizeof(S) * N : 16;
         const int each = bytes / sizeof(S);
+        typedef typename Packet<bytes>::type P;
 #pragma unroll
         for (int p = 0; p < N / each; ++p) {
-            union { Packet<bytes> packet; S element[each]; } u;
+            S element[each];
 #pragma unroll
-            for (int i = 0; i < each; ++i) round_to(values[p * each + i], u.element[i]);
-            reinterpret_cast<Packet<bytes>*>(address)[p] = u.packet;
+            for (int i = 0; i < each; ++i) round_to(values[p * each + i], element[i]);
+            P packet;
+            pack(element, packet);
+            reinterpret_cast<P*>(address)[p] = packet;
         }
     } else {
 #pragma unroll

@@ -8,6 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+from libraries import LIBRARIES
 from support import DTYPE_NAMES, bits
 
 settings.register_profile(
@@ -21,24 +23,10 @@ settings.register_profile(
 settings.load_profile("cupyops")
 
 
-class NumpyLibrary:
-    """How tests reach an array library; another one answers the same three questions."""
-
-    name = "numpy"
-
-    @staticmethod
-    def put(values: np.ndarray):
-        """The same values with the same strides, as the library's array."""
-        return values
-
-    @staticmethod
-    def get(values) -> np.ndarray:
-        return values
-
-
-@pytest.fixture(params=[NumpyLibrary()], ids=lambda library: library.name, scope="session")
+@pytest.fixture(params=LIBRARIES, scope="session")
 def xp(request):
-    return request.param
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield request.param(monkeypatch)
 
 
 @pytest.fixture(params=DTYPE_NAMES)
@@ -56,25 +44,38 @@ def frozen(values: np.ndarray) -> np.ndarray:
 def call(xp):
     """``call(name, x, **arguments)``: read-only inputs, and the proof that they did not change.
 
-    Results come back as NumPy arrays. ``out`` is passed on as it is; an input that ``out`` shares
+    Arrays go in and come out as NumPy arrays, whatever the library under test. ``out`` keeps its
+    strides and its surroundings, and comes back as the object it is; an input that ``out`` shares
     memory with has to be given through ``cupyops`` directly.
     """
     import cupyops
 
     def run(name: str, x, /, **arguments):
-        inputs = {"x": x} | {
-            key: value
-            for key, value in arguments.items()
-            if isinstance(value, np.ndarray) and key != "out"
-        }
+        out = arguments.pop("out", None)
+        inputs = {"x": x} | {k: v for k, v in arguments.items() if isinstance(v, np.ndarray)}
         before = {key: bits(value).copy() for key, value in inputs.items()}
         given = {key: xp.put(frozen(value)) for key, value in inputs.items()}
+        outs = out if isinstance(out, tuple) else (out,)
+        sent = tuple(None if part is None else xp.put(part) for part in outs)
+        if isinstance(out, tuple):
+            kind = type(out)
+            arguments["out"] = kind(*sent) if hasattr(kind, "_fields") else kind(sent)
+        elif out is not None:
+            arguments["out"] = sent[0]
         result = getattr(cupyops, name)(given.pop("x"), **(arguments | given))
         for key, value in inputs.items():
             assert np.array_equal(bits(value), before[key]), f"{name} wrote into {key}"
-        if isinstance(result, tuple):
-            return type(result)(*(None if part is None else xp.get(part) for part in result))
-        return xp.get(result)
+        for mine, theirs in zip(outs, sent, strict=True):
+            if mine is not None:
+                xp.copy_back(theirs, mine)
+
+        def received(part, mine=None, theirs=None):
+            return mine if mine is not None and part is theirs else xp.get(part)
+
+        if not isinstance(result, tuple):
+            return received(result, outs[0], sent[0])
+        places = zip(result, *((outs, sent) if out is not None else [(None,) * 3] * 2), strict=True)
+        return type(result)(*(None if r is None else received(r, m, t) for r, m, t in places))
 
     return run
 

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 import pytest
-from support import array
 
 import cupyops
+from support import array
 
 SENTINEL = 7.0
 FUNCTIONS = {

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import mpmath
 import numpy as np
+
 from oracle_bits import (
     CHUNK_ROWS,
     compute_name,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+
 from oracle_bits import widen
 from support import (
     array,

@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+
 from oracle import exp_segsum_backward_exact, exp_segsum_exact
 from oracle_bits import (
     DTYPES,

@@ -8,6 +8,8 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
+
+import cupyops
 from misuse import (
     FUNCTIONS,
     GRADIENTS,
@@ -23,8 +25,6 @@ from misuse import (
 )
 from oracle_bits import DTYPES
 from support import DTYPE_NAMES, bits, modulate_layouts
-
-import cupyops
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+
 from oracle import exp_segsum_backward_nine_steps, reached_by
 from oracle_bits import DTYPES, eps, largest, tiny, widen
 from support import (

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+
 from oracle import exp_segsum_backward_exact
 from oracle_bits import DTYPES, widen
 from support import (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle_bits import DTYPES
-from support import modulate_layouts
 
 import cupyops
+from oracle_bits import DTYPES
+from support import modulate_layouts
 
 MIB = 2**20
 ALLOWED = 16 * MIB

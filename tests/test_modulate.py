@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+
+import cupyops
 from oracle import modulate_backward_exact, modulate_exact
 from oracle_bits import DTYPES, store, widen
 from support import (
@@ -26,8 +28,6 @@ from support import (
     shape_id,
     sprinkled,
 )
-
-import cupyops
 
 LAYOUTS_OR_ABSENT = [None, *LAYOUT_NAMES]
 # odd, prime, around the chunk of 64 rows and the 8 accumulators, around powers of two

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 import pytest
+
+import cupyops
 from oracle_bits import DTYPES, modulate_backward_bits, modulate_bits, widen
 from support import (
     LAYOUT_NAMES,
@@ -25,8 +27,6 @@ from support import (
     positional,
     shape_id,
 )
-
-import cupyops
 
 # ---- memory layouts
 

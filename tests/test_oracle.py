@@ -7,9 +7,10 @@ from fractions import Fraction
 
 import mpmath
 import numpy as np
+import pytest
+
 import oracle
 import oracle_bits
-import pytest
 from oracle_bits import DTYPES, round_to_grid, store, widen
 from support import LAYOUT_NAMES, array, assert_within, modulate_layouts, normal
 

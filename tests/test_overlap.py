@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+import cupyops
 from misuse import (
     FUNCTIONS,
     OUTPUTS,
@@ -15,8 +17,6 @@ from misuse import (
     size_id,
     valid,
 )
-
-import cupyops
 
 # ---- out: read-only, overlapping itself
 

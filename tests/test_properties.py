@@ -7,6 +7,7 @@ import math
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from oracle import modulate_backward_exact, modulate_exact
 from oracle_bits import DTYPES, largest, store, widen
 from support import (

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import cupyops
 from oracle import exp_segsum_exact
 from oracle_bits import DTYPES, widen
 from reported import CASES, expected, given, numbers, same
@@ -26,8 +28,6 @@ from support import (
     bits,
     poisoned,
 )
-
-import cupyops
 
 
 def test_every_case_of_the_file_has_a_test():

@@ -7,6 +7,8 @@ import re
 
 import numpy as np
 import pytest
+
+import cupyops
 from oracle import modulate_exact
 from oracle_bits import DTYPES, store, widen
 from reported import CASES, expected, given, same
@@ -22,8 +24,6 @@ from support import (
     poisoned,
     positional,
 )
-
-import cupyops
 
 # ---- modulate
 

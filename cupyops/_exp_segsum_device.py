@@ -1,0 +1,248 @@
+"""The launches of ``exp_segsum`` and ``exp_segsum_backward``: grids, arguments and workspace.
+
+The kernels in ``exp_segsum.cu`` and ``exp_segsum_backward.cu`` say what each argument means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cupyops._arrays import ArraySpec
+from cupyops._checks import compute_dtype
+from cupyops._launch import (
+    MAX_BLOCK_Z,
+    NULL,
+    THREADS,
+    VECTOR_BYTES,
+    WARP,
+    Argument,
+    Kernel,
+    Launch,
+    Pointer,
+    WorkspacePlan,
+    c_type,
+    ceil_div,
+    element_strides,
+    grid,
+    instance,
+    int64s,
+    power_of_two,
+)
+
+KERNEL_AXES = 4
+"""Leading axes that a kernel takes; what cannot be merged to so few is launched index by index."""
+TILE_ROWS = 32
+"""Rows of an item of `exp_segsum`, as in the kernel."""
+SHARED_PARTS = 32 * 1024
+"""Bytes of shared memory that may hold the strips' parts of exp_segsum_backward."""
+
+
+class _Leading(NamedTuple):
+    """Leading axes of the arrays of a launch, merged as far as all strides allow."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    """For each array, in elements."""
+
+    def split(self) -> Iterator[tuple[tuple[int, ...], _Leading]]:
+        """Element offsets of each array, and the KERNEL_AXES innermost axes."""
+        outer = len(self.sizes) - KERNEL_AXES
+        if outer <= 0:
+            pad = (1,) * -outer, (0,) * -outer
+            yield (
+                (0,) * len(self.strides),
+                _Leading(pad[0] + self.sizes, tuple(pad[1] + steps for steps in self.strides)),
+            )
+            return
+        inner = _Leading(self.sizes[outer:], tuple(steps[outer:] for steps in self.strides))
+        for index in itertools.product(*(range(n) for n in self.sizes[:outer])):
+            offsets = (
+                sum(i * s for i, s in zip(index, steps, strict=False)) for steps in self.strides
+            )
+            yield tuple(offsets), inner
+
+    @property
+    def matrices(self) -> int:
+        return math.prod(self.sizes)
+
+
+def _merge(sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> _Leading:
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for axis in reversed(range(len(sizes))):
+        size, steps = sizes[axis], tuple(array[axis] for array in strides)
+        if size == 1:
+            continue
+        if merged and steps == tuple(merged[-1][0] * inner for inner in merged[-1][1]):
+            merged[-1] = (size * merged[-1][0], merged[-1][1])
+        else:
+            merged.append((size, steps))
+    merged.reverse()
+    return _Leading(
+        tuple(size for size, _ in merged),
+        tuple(tuple(steps[i] for _, steps in merged) for i in range(len(strides))),
+    )
+
+
+class _Array(NamedTuple):
+    """An array of a launch, split into leading axes and the axes of one matrix or segment."""
+
+    name: str
+    spec: ArraySpec
+    core: int
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        return element_strides(self.spec)[: len(self.spec.shape) - self.core]
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        return element_strides(self.spec)[len(self.spec.shape) - self.core :]
+
+    def args(self, offset: int, strides: tuple[int, ...]) -> tuple[Argument, ...]:
+        pointer = Pointer(self.name, offset * self.spec.dtype.itemsize)
+        return (pointer, *int64s((*strides, *self.inner)))
+
+    def rows_are_aligned(self) -> bool:
+        itemsize = self.spec.dtype.itemsize
+        *outer, column = (*self.leading, *self.inner)
+        return column == 1 and all(step * itemsize % VECTOR_BYTES == 0 for step in outer)
+
+
+class _Strips(NamedTuple):
+    """How the columns of a matrix are dealt out: `number` strips of `lanes` groups."""
+
+    lanes: int
+    number: int
+    width: int
+
+
+def _strips(t: int, itemsize: int) -> _Strips:
+    group = VECTOR_BYTES // itemsize
+    lanes = min(WARP, power_of_two(ceil_div(t, group)))
+    return _Strips(lanes, ceil_div(t, lanes * group), lanes * group)
+
+
+def _forms(
+    source: str, template: tuple[str, str], matrices: tuple[_Array, ...], launch: Launch
+) -> Launch:
+    """The vector form of `launch` where shapes and strides allow it, else the scalar form alone."""
+    t = matrices[0].spec.shape[-1]
+    group = VECTOR_BYTES // matrices[0].spec.dtype.itemsize
+    if t % group or not all(array.rows_are_aligned() for array in matrices):
+        return launch
+    return Launch(
+        kernel=Kernel(source, instance(*template, True)),
+        grid=launch.grid,
+        block=launch.block,
+        shared_bytes=launch.shared_bytes,
+        args=launch.args,
+        aligned=tuple((array.name, VECTOR_BYTES) for array in matrices),
+        scalar=launch,
+    )
+
+
+def exp_segsum_launches(x: ArraySpec, out: ArraySpec) -> tuple[Launch, ...]:
+    if out.size == 0:
+        return ()
+    t = x.shape[-1]
+    segments, matrices = _Array("x", x, 1), _Array("out", out, 2)
+    strips = _strips(t, x.dtype.itemsize)
+    row_tiles = ceil_div(t, TILE_ROWS)
+    template = ("exp_segsum", c_type(x.dtype))
+    launches = []
+    leading = _merge(x.shape[:-1], (segments.leading, matrices.leading))
+    for (x_offset, out_offset), axes in leading.split():
+        items = axes.matrices * row_tiles * strips.number
+        rows = min(THREADS // strips.lanes, power_of_two(items))
+        scalar = Launch(
+            kernel=Kernel("exp_segsum.cu", instance(*template, False)),
+            grid=grid(ceil_div(items, rows)),
+            block=(strips.lanes, rows, 1),
+            shared_bytes=0,
+            args=(
+                *segments.args(x_offset, axes.strides[0]),
+                *matrices.args(out_offset, axes.strides[1]),
+                *int64s((*axes.sizes[1:], t, row_tiles, strips.number, items)),
+            ),
+        )
+        launches.append(_forms("exp_segsum.cu", template, (matrices,), scalar))
+    return tuple(launches)
+
+
+def exp_segsum_backward_launches(
+    y: ArraySpec, grad_output: ArraySpec, out: ArraySpec
+) -> tuple[tuple[Launch, ...], int]:
+    """The launches, and the bytes of workspace they need."""
+    if out.size == 0:
+        return (), 0
+    t = y.shape[-1]
+    ys, grads, outs = (
+        _Array("y", y, 2),
+        _Array("grad_output", grad_output, 2),
+        _Array("out", out, 1),
+    )
+    itemsize = compute_dtype(y).itemsize
+    strips = _strips(t, y.dtype.itemsize)
+    in_block = (
+        strips.number * t * itemsize <= SHARED_PARTS and strips.number * strips.lanes <= THREADS
+    )
+    template = ("exp_segsum_backward_rows", c_type(y.dtype))
+    workspace = WorkspacePlan()
+    parts: Argument | None = None
+    launches = []
+    leading = _merge(y.shape[:-2], (ys.leading, grads.leading, outs.leading))
+    for offsets, axes in leading.split():
+        arrays = zip((ys, grads, outs), offsets, axes.strides, strict=True)
+        y_args, grad_args, out_args = (a.args(offset, steps) for a, offset, steps in arrays)
+        if in_block:
+            parts = NULL
+            # At least a warp, since its shuffles name all 32 lanes.
+            least = WARP // min(WARP, strips.lanes * strips.number)
+            most = min(THREADS // (strips.lanes * strips.number), MAX_BLOCK_Z)
+            block = (
+                strips.lanes,
+                strips.number,
+                max(least, min(most, power_of_two(axes.matrices))),
+            )
+            tiles = ceil_div(axes.matrices, block[2])
+            shared_bytes = block[2] * strips.number * t * itemsize
+        else:
+            block = (strips.lanes, THREADS // strips.lanes, 1)
+            tiles = ceil_div(axes.matrices * strips.number, block[1])
+            shared_bytes = 0
+            # Launches follow one another on one stream, so all may use the same piece.
+            parts = parts or workspace.take(axes.matrices * strips.number * t * itemsize)
+        sizes = axes.sizes[1:]
+        scalar = Launch(
+            kernel=Kernel("exp_segsum_backward.cu", instance(*template, False)),
+            grid=grid(tiles),
+            block=block,
+            shared_bytes=shared_bytes,
+            args=(
+                *y_args,
+                *grad_args,
+                *out_args,
+                parts,
+                *int64s((*sizes, axes.matrices, t, strips.number, tiles)),
+            ),
+        )
+        launches.append(_forms("exp_segsum_backward.cu", template, (ys, grads), scalar))
+        if not in_block:
+            name = instance("exp_segsum_backward_combine", c_type(y.dtype))
+            launches.append(
+                Launch(
+                    kernel=Kernel("exp_segsum_backward.cu", name),
+                    grid=grid(ceil_div(axes.matrices * t, THREADS)),
+                    block=(THREADS, 1, 1),
+                    shared_bytes=0,
+                    args=(
+                        parts,
+                        *out_args,
+                        *int64s((*sizes, axes.matrices, t, strips.number, strips.width)),
+                    ),
+                )
+            )
+    return tuple(launches), workspace.size

@@ -1,0 +1,135 @@
+// exp_segsum: out[i, j] = exp(x[j+1] + ... + x[i]) for j < i, 1 for j == i, 0 for j > i, for
+// matrices of T x T.
+//
+// Grid    one axis over tiles of blockDim.y items; an item is ROWS rows x blockDim.x * N columns of
+//         one matrix. A block takes every gridDim.x-th tile, so that any number of tiles fits.
+// Block   (x, y): x groups of N columns, y items; 256 threads. N elements are 16 bytes of out.
+// Shared  none. Workspace none.
+// Bytes   written sizeof(X) per element of out; x is read once per item, a ROWS-th of that or less.
+// Order   a thread owns columns and walks down the rows: each sum runs from j + 1 upward to i, one
+//         rounded addition in the compute type per row. An item that starts at row i0 > 0 first
+//         repeats the additions of the rows above, so the cut into items changes no bit.
+//         Never a difference of prefix sums; x[k] is used for j < k <= i only.
+// exp     own, in float and in double; 1.05 and 0.97 ulp at most in a test of the whole range. The library's
+//         would flush subnormal results under -ftz=true.
+// Layout  four leading axes (more are launched one by one), every axis with a 64-bit stride in
+//         elements. The vector form needs T a multiple of N and rows of out whose addresses are
+//         multiples of 16.
+
+const int ROWS = 32;
+
+// exp(x) = 2^n exp(r), n = x / ln 2 rounded to an integer, |r| <= ln(2) / 2, with ln 2 in two
+// pieces of which n times the first is exact (Cody and Waite); exp(r) by its Taylor polynomial,
+// truncated below a quarter of an ulp. 2^n is applied as two powers of two, the first of them
+// exactly, so that a subnormal result is rounded once and kept. Fused multiply-add is meant here:
+// it is part of the accuracy.
+
+__device__ __forceinline__ float fused(float a, float b, float c) {
+    float r;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
+    return r;
+}
+__device__ __forceinline__ double fused(double a, double b, double c) {
+    double r;
+    asm("fma.rn.f64 %0, %1, %2, %3;" : "=d"(r) : "d"(a), "d"(b), "d"(c));
+    return r;
+}
+// Beyond these bounds the result is 0 or infinity. A NaN becomes a bound, see below.
+__device__ __forceinline__ float clamp(float x) {
+    float r;
+    asm("max.f32 %0, %1, 0fC2D00000;\n\tmin.f32 %0, %0, 0f42B40000;" : "=f"(r) : "f"(x));  // -104, 90
+    return r;
+}
+__device__ __forceinline__ double clamp(double x) { return x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x; }
+__device__ __forceinline__ bool is_nan(float x) { return (__float_as_uint(x) << 1) > 0xff000000u; }
+__device__ __forceinline__ bool is_nan(double x) { return x != x; }
+
+template <class C, int TERMS>
+__device__ __forceinline__ C polynomial(C r, const C (&inverse_factorials)[TERMS]) {
+    C p = inverse_factorials[0];
+#pragma unroll
+    for (int i = 1; i < TERMS; ++i) p = fused(p, r, inverse_factorials[i]);
+    return add(C(1), fused(mul(p, r), r, r));  // 1 + (r + r^2 p): the largest terms come last
+}
+
+__device__ __forceinline__ float exponential(float x) {
+    const float terms[] = {1.98412698e-4f, 1.38888889e-3f, 8.33333333e-3f,
+                           4.16666667e-2f, 1.66666667e-1f, 0.5f};  // 1/7! ... 1/2!
+    const float integer = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+    const float c = clamp(x), shifted = fused(c, 1.44269504f, integer), n = add(shifted, -integer);
+    const float p = polynomial(fused(n, -1.42860677e-6f, fused(n, -0.693145752f, c)), terms);
+    const int exponent = (int)__float_as_uint(shifted) - 0x4b400000, half = exponent >> 1;
+    const float y = mul(mul(p, __uint_as_float((uint32)(half + 127) << 23)),
+                        __uint_as_float((uint32)(exponent - half + 127) << 23));
+    return is_nan(x) ? x : y;
+}
+
+__device__ __forceinline__ double exponential(double x) {
+    const double terms[] = {1.6059043836821613e-10, 2.0876756987868098e-09, 2.505210838544172e-08,
+                            2.7557319223985893e-07, 2.7557319223985893e-06, 2.48015873015873e-05,
+                            1.984126984126984e-04,  1.3888888888888889e-03, 8.333333333333333e-03,
+                            4.1666666666666664e-02, 1.6666666666666666e-01, 0.5};  // 1/13! ... 1/2!
+    const double integer = 6755399441055744.0;  // 1.5 * 2^52
+    const double c = clamp(x), shifted = fused(c, 1.4426950408889634, integer);
+    const double n = add(shifted, -integer);
+    const double p = polynomial(
+        fused(n, -1.9082149292705877e-10, fused(n, -0.6931471803691238, c)), terms);
+    const int exponent = (int)(uint32)__double_as_longlong(shifted), half = exponent >> 1;
+    const double y = mul(mul(p, __longlong_as_double((int64)(half + 1023) << 52)),
+                         __longlong_as_double((int64)(exponent - half + 1023) << 52));
+    return is_nan(x) ? x : y;
+}
+
+template <class X, bool VECTOR>
+__global__ void __launch_bounds__(256) exp_segsum(
+    const X* x, int64 x_0, int64 x_1, int64 x_2, int64 x_3, int64 x_t,
+    X* out, int64 out_0, int64 out_1, int64 out_2, int64 out_3, int64 out_i, int64 out_j,
+    int64 size_1, int64 size_2, int64 size_3,
+    int64 T, int64 row_tiles, int64 column_tiles, int64 items) {
+    typedef typename Compute<X>::type C;
+    const int N = Width<X>::value, lanes = blockDim.x;
+    // The lanes of an item, which share what they load of x; a warp may hold several items.
+    const int warp_lane = (threadIdx.y * lanes + threadIdx.x) & 31;
+    const uint32 mask = (lanes == 32 ? 0xffffffffu : (1u << lanes) - 1) << (warp_lane & -lanes);
+
+    for (int64 item = (int64)blockIdx.x * blockDim.y + threadIdx.y; item < items;
+         item += (int64)gridDim.x * blockDim.y) {
+        const int64 column_tile = item % column_tiles;
+        const int64 row_tile = item / column_tiles % row_tiles;
+        const Leading matrix(item / column_tiles / row_tiles, size_1, size_2, size_3);
+        const X* from = x + matrix.offset(x_0, x_1, x_2, x_3);
+        const Columns<VECTOR, N> c(column_tile, T);
+        X* to = out + matrix.offset(out_0, out_1, out_2, out_3) + c.first * out_j;
+
+        C sums[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) sums[n] = 0;
+        const int64 start = row_tile * ROWS, end = min(T, start + ROWS);
+        // Each lane loads one x of a batch, and all get them in turn. Rows above the item's, from
+        // its first column on, are only added; batches end where the item's own rows start.
+        const int64 first_column = column_tile * lanes * N;
+        for (int64 base = first_column < start ? first_column : start; base < end;) {
+            const int64 limit = base < start ? start : end;
+            const int batch = limit - base < lanes ? (int)(limit - base) : lanes;
+            const C mine = threadIdx.x < batch
+                ? Load<C, X>::from(from[(base + threadIdx.x) * x_t]) : C(0);
+            for (int k = 0; k < batch; ++k) {
+                const C xi = __shfl_sync(mask, mine, k, lanes);
+                const int64 i = base + k;
+                C values[N];
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    const int64 j = c.first + n * c.step;
+                    values[n] = j == i;
+                    if (j < i) {
+                        sums[n] = add(sums[n], xi);
+                        if (i >= start) values[n] = exponential(sums[n]);
+                    }
+                }
+                if (i >= start && c.count > 0)
+                    store<VECTOR>(to + i * out_i, c.step * out_j, c.count, values);
+            }
+            base += batch;
+        }
+    }
+}

@@ -1,0 +1,135 @@
+"""What the package exports, what importing it costs, and which room may import which."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cupyops
+from cupyops import _exp_segsum, _modulate
+
+ROOT = Path(__file__).parent.parent
+OPERATORS = ["modulate", "modulate_backward", "exp_segsum", "exp_segsum_backward"]
+
+# A room imports rooms of a lower level only.
+LEVELS = {
+    "__init__": 6,
+    "_modulate": 5,
+    "_exp_segsum": 5,
+    "_plan": 4,
+    "_modulate_device": 4,
+    "_exp_segsum_device": 4,
+    "_modulate_host": 3,
+    "_exp_segsum_host": 3,
+    "_kernels": 3,
+    "_host": 2,
+    "_launch": 2,
+    "_checks": 1,
+    "_arrays": 0,
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules that a file imports anywhere, in functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def test_every_room_has_a_level() -> None:
+    assert {path.stem for path in (ROOT / "cupyops").glob("*.py")} == set(LEVELS)
+
+
+@pytest.mark.parametrize("room", LEVELS)
+def test_imports_go_down_only(room: str) -> None:
+    for module in imports_of(ROOT / "cupyops" / f"{room}.py"):
+        package, _, rest = module.partition(".")
+        name = rest.partition(".")[0]
+        if package == "cupyops" and name in LEVELS:
+            assert LEVELS[name] < LEVELS[room], f"{room} imports {module}"
+
+
+def test_importing_and_using_numpy_loads_no_other_array_library() -> None:
+    code = (
+        "import sys, numpy as np, cupyops\n"
+        "x = np.ones((2, 3, 4), np.float32)\n"
+        "cupyops.modulate_backward(x, grad_output=x, scale=x, shift=x)\n"
+        "cupyops.exp_segsum_backward(cupyops.exp_segsum(x), grad_output=cupyops.exp_segsum(x))\n"
+        "print({'cupy', 'torch', 'dask', 'jax'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def own_import_milliseconds() -> float:
+    """What ``import cupyops`` adds to its dependencies, by -X importtime (cumulative)."""
+    code = "import numpy, array_api_compat, ml_dtypes; import cupyops"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    (line,) = re.findall(r"^import time:\s+\d+ \|\s+(\d+) \| cupyops$", done.stderr, re.MULTILINE)
+    return int(line) / 1000
+
+
+def test_importing_adds_less_than_30_ms_to_the_dependencies() -> None:
+    # The least of several: a busy machine only ever adds.
+    assert min(own_import_milliseconds() for _ in range(5)) < 30
+
+
+def test_all_names_exist_and_nothing_else_is_public() -> None:
+    public = {
+        name
+        for name, value in vars(cupyops).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert public | {"__version__"} == set(cupyops.__all__)
+    assert sorted(cupyops.__all__) == sorted(set(cupyops.__all__))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_plan_takes_the_arguments_of_its_function(name: str) -> None:
+    function = inspect.signature(getattr(cupyops, name))
+    plan = inspect.signature(getattr(cupyops, f"plan_{name}"))
+    assert function.parameters == plan.parameters
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_arrays_but_the_first_are_keyword_only(name: str) -> None:
+    first, *others = inspect.signature(getattr(cupyops, name)).parameters.values()
+    assert first.kind is inspect.Parameter.POSITIONAL_ONLY
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in others)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_docstrings_have_every_section(name: str) -> None:
+    text = inspect.getdoc(getattr(cupyops, name)) or ""
+    for section in ("Parameters", "Returns", "Raises", "Notes", "Examples"):
+        assert f"{section}\n{'-' * len(section)}\n" in text, section
+    for parameter in inspect.signature(getattr(cupyops, name)).parameters:
+        assert re.search(rf"^(\w+, )*{parameter}(, \w+)* : ", text, re.MULTILINE), parameter
+
+
+@pytest.mark.parametrize("module", [_modulate, _exp_segsum])
+def test_docstring_examples_run(module: object) -> None:
+    failed, attempted = doctest.testmod(module)
+    assert attempted >= 4
+    assert failed == 0
