@@ -27,7 +27,7 @@ def fail(error: type[Exception], function: str, argument: str, got: str, expecte
 
 def check_flag(function: str, argument: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
-        fail(TypeError, function, argument, f"is {_a(value)}", "True or False")
+        fail(TypeError, function, argument, f"is {a_type(value)}", "True or False")
     return bool(value)
 
 
@@ -35,7 +35,7 @@ def check_array(function: str, argument: str, value: object) -> ArraySpec:
     """The metadata of an array argument."""
     spec = spec_of(value)
     if spec is None:
-        got = "is None" if value is None else f"is {_a(value)}"
+        got = "is None" if value is None else f"is {a_type(value)}"
         fail(TypeError, function, argument, got, ACCEPTED_TYPES)
     return spec
 
@@ -116,6 +116,7 @@ def compute_dtype(*specs: ArraySpec | None) -> np.dtype[Any]:
     return FLOAT64 if any(s is not None and s.dtype == FLOAT64 for s in specs) else FLOAT32
 
 
-def _a(value: object) -> str:
+def a_type(value: object) -> str:
+    """The type of a value with its article: `a list`, `an int`."""
     name = type_name(value)
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

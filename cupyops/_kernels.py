@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cupyops._arrays import CUDA_DEVICE, type_name
-from cupyops._checks import fail
+from cupyops._arrays import CUDA_DEVICE
+from cupyops._checks import a_type, fail
 from cupyops._launch import Kernel, Launch
 
 COMMON = "common.cuh"
@@ -88,7 +88,7 @@ class CupyExecutor:
         import cupy
 
         if not isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
-            fail(TypeError, function, "stream", f"is a {type_name(stream)}", "a cupy.cuda.Stream")
+            fail(TypeError, function, "stream", f"is {a_type(stream)}", "a cupy.cuda.Stream")
         # The null streams belong to no device (-1); an external one may not say.
         if stream.device_id not in (None, -1, _number(device)):
             got = f"belongs to device {CUDA_DEVICE}{stream.device_id}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from cupyops import _arrays, _kernels
 from cupyops._arrays import Array, Arrays, ArraySpec
-from cupyops._checks import check_array, check_optional_array, check_same_place, fail
+from cupyops._checks import a_type, check_array, check_optional_array, check_same_place, fail
 from cupyops._launch import Launch
 
 CACHED_PLANS = 512
@@ -339,7 +339,7 @@ def _unpack_out(operator: Operator, out: Any) -> Arrays:
         return (None,) * count
     expected = f"a tuple ({', '.join(operator.outputs)})"
     if not isinstance(out, tuple):
-        fail(TypeError, operator.name, "out", f"is a {_arrays.type_name(out)}", expected)
+        fail(TypeError, operator.name, "out", f"is {a_type(out)}", expected)
     if len(out) != count:
         fail(ValueError, operator.name, "out", f"has {len(out)} entries", expected)
     return tuple(out)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import simulated
+from cupyops import _exp_segsum_device, _kernels, _launch, _modulate_host
 from ptx import nvrtc
 from simulated import SOURCES, instances
-
-from cupyops import _exp_segsum_device, _kernels, _launch, _modulate_host
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 RECORD = Path(__file__).with_name("kernel_resources.json")
