@@ -7,6 +7,7 @@ NumPy is imported here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -97,9 +98,12 @@ def _numpy_writable(array: Array) -> bool:
 
 
 def _cupy_spec(array: Array) -> ArraySpec:
-    return ArraySpec(
-        array.shape, array.dtype, array.strides, "cupy", f"{CUDA_DEVICE}{array.device.id}"
-    )
+    return ArraySpec(array.shape, array.dtype, array.strides, "cupy", _cuda_device(array.device.id))
+
+
+@cache
+def _cuda_device(number: int) -> str:
+    return f"{CUDA_DEVICE}{number}"
 
 
 def _cupy_empty(spec: ArraySpec) -> Array:
@@ -178,22 +182,26 @@ def address_of(array: Array) -> int:
     return _library_of[type(array)].address(array)
 
 
-def is_aligned(array: Array) -> bool:
-    """Whether every element lies where the library's arithmetic can reach it."""
-    library = _library_of[type(array)]
-    if not library.aligned:
-        return True
-    spec = library.spec(array)
-    steps = (s for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1)
-    places = (library.address(array), *steps)
-    return spec.size == 0 or all(place % spec.dtype.itemsize == 0 for place in places)
+def needs_alignment(spec: ArraySpec) -> bool:
+    """Whether elements of such an array must lie at multiples of their size."""
+    return _LIBRARIES[spec.library].aligned
 
 
-class Region(NamedTuple):
-    """The bytes an array covers: `start` plus every combination of its axes' steps."""
+def has_aligned_strides(spec: ArraySpec) -> bool:
+    """Whether all elements are aligned if the first is."""
+    return spec.size == 0 or all(
+        step % spec.dtype.itemsize == 0
+        for length, step in zip(spec.shape, spec.strides, strict=True)
+        if length > 1
+    )
 
-    start: int
-    stop: int
+
+class Extent(NamedTuple):
+    """The bytes that an array covers, relative to the address of its first element."""
+
+    low: int
+    """Below 0 where a stride is negative."""
+    high: int
     axes: tuple[tuple[int, int], ...]
     """(length, stride in bytes); lengths above 1, strides above 0."""
     itemsize: int
@@ -203,36 +211,35 @@ class Region(NamedTuple):
         return self.itemsize + sum((n - 1) * step for n, step in self.axes if step % period)
 
 
-def region_of(array: Array) -> Region | None:
-    """Where `array` lies; None if it has no elements."""
-    library = _library_of[type(array)]
-    spec = library.spec(array)
+def extent_of(spec: ArraySpec) -> Extent | None:
+    """What an array of this layout covers; None if it has no elements."""
     if spec.size == 0:
         return None
-    start = library.address(array)
+    low, high = 0, spec.dtype.itemsize
     axes = []
-    span = spec.dtype.itemsize
     for length, step in zip(spec.shape, spec.strides, strict=True):
-        if step < 0:
-            start += (length - 1) * step
         if length > 1 and step:
             axes.append((length, abs(step)))
-            span += (length - 1) * abs(step)
-    return Region(start, start + span, tuple(axes), spec.dtype.itemsize)
+            low += (length - 1) * min(step, 0)
+            high += (length - 1) * max(step, 0)
+    return Extent(low, high, tuple(axes), spec.dtype.itemsize)
 
 
-def overlap(a: Region | None, b: Region | None) -> bool:
+def overlap(a: Extent | None, a_address: int, b: Extent | None, b_address: int) -> bool:
     """Whether two arrays may share a byte.
 
     Judged on the host from addresses alone. Exact for arrays apart in memory and for those that
     occupy different columns (or rows) of one common stride, as `chunk(6)` views do; other
     interleaved patterns count as overlapping.
     """
-    if a is None or b is None or a.stop <= b.start or b.stop <= a.start:
+    if a is None or b is None:
+        return False
+    a_start, b_start = a_address + a.low, b_address + b.low
+    if a_address + a.high <= b_start or b_address + b.high <= a_start:
         return False
     for period in {step for _, step in a.axes + b.axes}:
         # Modulo the period, each array is one run of bytes; are the two runs apart?
-        offset = (b.start - a.start) % period
+        offset = (b_start - a_start) % period
         if a.width_within(period) <= offset and offset + b.width_within(period) <= period:
             return False
     return True

@@ -288,7 +288,7 @@ def _plan_modulate_backward(
         for spec in (x, scale, shift)
     )
     outputs = tuple(
-        check_out(name, operator.out_label(output), given, spec, source)
+        check_out(name, operator.label(output), given, spec, source)
         for output, given, spec, source in zip(
             operator.outputs, outs, wanted, ("x", "scale", "shift"), strict=True
         )

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from cupyops import _arrays, _kernels
-from cupyops._arrays import Array, Arrays, ArraySpec
+from cupyops._arrays import Array, Arrays, ArraySpec, Extent
 from cupyops._checks import a_type, check_array, check_optional_array, check_same_place, fail
 from cupyops._launch import Launch
 
@@ -41,8 +42,10 @@ class Operator:
     build: Callable[..., Plan]
     """(operator, input specs, out specs, *options) -> Plan; raises for what does not fit."""
 
-    def out_label(self, output: str) -> str:
-        return output if self.result is None else f"out.{output}"
+    def label(self, name: str) -> str:
+        """What messages call an input or output: entries of a tuple are ``out.<name>``."""
+        several = self.result is not None and name in self.outputs
+        return f"out.{name}" if several else name
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -71,9 +74,18 @@ class Plan:
     """Bytes of scratch memory that `run` needs; 0 on NumPy."""
     place: ArraySpec = field(init=False)
     """The first array, which says in which library and on which device the plan runs."""
+    _specs: dict[str, ArraySpec] = field(init=False, repr=False)
+    """Of the inputs and outputs that exist, by name."""
+    _extents: dict[str, Extent | None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "place", next(spec for spec in self.inputs if spec is not None))
+        names = (*self.operator.inputs, *self.operator.outputs)
+        both = zip(names, self.inputs + self.outputs, strict=True)
+        specs = {name: spec for name, spec in both if spec is not None}
+        object.__setattr__(self, "place", specs[names[0]])
+        object.__setattr__(self, "_specs", specs)
+        extents = {name: _arrays.extent_of(spec) for name, spec in specs.items()}
+        object.__setattr__(self, "_extents", extents)
 
     def run(
         self,
@@ -131,47 +143,74 @@ class Plan:
             self._check_planned(name, array, spec)
         for name, array, spec in zip(operator.outputs, outs, self.outputs, strict=True):
             if array is not None or (spec is not None and not _arrays.is_contiguous(spec)):
-                self._check_planned(operator.out_label(name), array, spec)
-        self.check_memory(inputs, outs)
-        self._check_workspace(workspace, inputs + outs)
+                self._check_planned(operator.label(name), array, spec)
+        addresses = self.check_memory(inputs, outs)
+        self._check_workspace(workspace, addresses)
         self.executor.check_stream(operator.name, stream, self.place.device)
-        return self.execute(inputs, outs, workspace, stream)
+        return self.execute(inputs, outs, addresses, workspace, stream)
 
-    def check_memory(self, inputs: Arrays, outs: Arrays) -> None:
-        """Refuse outputs that are read-only or share memory with another array."""
+    def check_memory(self, inputs: Arrays, outs: Arrays) -> dict[str, int]:
+        """Refuse outputs that are read-only or share memory with another array.
+
+        Returns the addresses of all arrays given, by name; nothing if no check needs one.
+        """
         operator = self.operator
-        for name, array in zip(operator.inputs, inputs, strict=True):
-            self._check_alignment(name, array)
-        written: list[tuple[str, _arrays.Region | None]] = []
-        for output, array in zip(operator.outputs, outs, strict=True):
-            if array is None:
-                continue
-            label = operator.out_label(output)
-            self._check_alignment(label, array)
+        given = [(n, a) for n, a in zip(operator.outputs, outs, strict=True) if a is not None]
+        strict = _arrays.needs_alignment(self.place)
+        if not given and not strict:
+            return {}
+        names = (*operator.inputs, *operator.outputs)
+        addresses = {
+            name: _arrays.address_of(array)
+            for name, array in zip(names, inputs + outs, strict=True)
+            if array is not None
+        }
+        if strict:
+            for name, address in addresses.items():
+                if address % self._specs[name].dtype.itemsize:
+                    fail_alignment(operator, operator.label(name))
+        for output, array in given:
             if not _arrays.is_writable(array):
+                label = operator.label(output)
                 fail(ValueError, operator.name, label, "is read-only", "a writable array")
-            region = _arrays.region_of(array)
-            for name, other in zip(operator.inputs, inputs, strict=True):
-                if other is None or not _arrays.overlap(region, _arrays.region_of(other)):
+        if given and not self._apart(addresses):
+            self._check_overlap([output for output, _ in given], addresses)
+        return addresses
+
+    def _apart(self, addresses: dict[str, int]) -> bool:
+        """Whether the arrays' spans are disjoint: the common case, judged in one pass."""
+        extents = ((address, self._extents[name]) for name, address in addresses.items())
+        spans = sorted([(a + e.low, a + e.high) for a, e in extents if e is not None])
+        return all(one[1] <= other[0] for one, other in pairwise(spans))
+
+    def _check_overlap(self, outputs: list[str], addresses: dict[str, int]) -> None:
+        operator = self.operator
+        for count, output in enumerate(outputs):
+            others = (*operator.inputs, *outputs[:count])
+            for name in self._overlapping(self._extents[output], addresses[output], addresses):
+                if name not in others:
                     continue
                 may_be_same = (output, name) in self.in_place
-                if may_be_same and _same_view(array, other):
+                if may_be_same and self._same_view(output, name, addresses):
                     continue
                 wanted = f", or the very same view as {name}" if may_be_same else ""
-                self._fail_overlap(label, name, wanted)
-            for name, theirs in written:
-                if _arrays.overlap(region, theirs):
-                    self._fail_overlap(label, name)
-            written.append((label, region))
+                label, got = operator.label(output), f"overlaps {operator.label(name)}"
+                fail(ValueError, operator.name, label, got, f"memory of its own{wanted}")
 
-    def _check_alignment(self, label: str, array: Array | None) -> None:
-        if array is not None and not _arrays.is_aligned(array):
-            got = "has elements at addresses that are not multiples of their size"
-            fail(ValueError, self.operator.name, label, got, "aligned elements on a GPU")
+    def _overlapping(
+        self, extent: Extent | None, address: int, addresses: dict[str, int]
+    ) -> list[str]:
+        """The arrays that may share a byte with one of this extent, itself among them."""
+        return [
+            name
+            for name, place in addresses.items()
+            if _arrays.overlap(extent, address, self._extents[name], place)
+        ]
 
-    def _fail_overlap(self, label: str, other: str, more: str = "") -> NoReturn:
-        expected = f"memory of its own{more}"
-        fail(ValueError, self.operator.name, label, f"overlaps {other}", expected)
+    def _same_view(self, a: str, b: str, addresses: dict[str, int]) -> bool:
+        mine, theirs = self._specs[a], self._specs[b]
+        same_values = mine.dtype == theirs.dtype and mine.has_layout_of(theirs)
+        return same_values and addresses[a] == addresses[b]
 
     def _check_planned(self, name: str, array: Array | None, spec: ArraySpec | None) -> None:
         function = self.operator.name
@@ -195,7 +234,7 @@ class Plan:
                 f"{spec.strides}, as in the plan",
             )
 
-    def _check_workspace(self, workspace: Array | None, others: Arrays) -> None:
+    def _check_workspace(self, workspace: Array | None, addresses: dict[str, int]) -> None:
         if workspace is None:
             return
         function, name = self.operator.name, "workspace"
@@ -211,20 +250,25 @@ class Plan:
             fail(ValueError, function, name, got, f"at least {self.workspace_size}")
         if not _arrays.is_writable(workspace):
             fail(ValueError, function, name, "is read-only", "a writable array")
-        region = _arrays.region_of(workspace)
-        for other in others:
-            if other is not None and _arrays.overlap(region, _arrays.region_of(other)):
-                fail(ValueError, function, name, "overlaps an array of the call", "its own memory")
+        extent, address = _arrays.extent_of(spec), _arrays.address_of(workspace)
+        for other in self._overlapping(extent, address, addresses):
+            got = f"overlaps {self.operator.label(other)}"
+            fail(ValueError, function, name, got, "memory of its own")
 
     @property
     def executor(self) -> Executor:
         return EXECUTORS[self.place.library]
 
     def execute(
-        self, inputs: Arrays, outs: Arrays, workspace: Array | None = None, stream: Any = None
+        self,
+        inputs: Arrays,
+        outs: Arrays,
+        addresses: dict[str, int],
+        workspace: Array | None = None,
+        stream: Any = None,
     ) -> Any:
-        """Compute, on arrays that have been checked."""
-        place, executor = self.place, self.executor
+        """Compute, on arrays that have been checked; `addresses` are what the check returned."""
+        operator, place, executor = self.operator, self.place, self.executor
         with executor.context(place.device, stream):
             results = tuple(
                 _arrays.empty(spec) if array is None and spec is not None else array
@@ -236,20 +280,12 @@ class Plan:
             if self.compute is not None:
                 self.compute(inputs, results)
             if self.launches:
-                addresses = self._addresses(inputs, results)
+                for name, array, result in zip(operator.outputs, outs, results, strict=True):
+                    if array is None and result is not None:
+                        addresses[name] = _arrays.address_of(result)
                 base = 0 if workspace is None else _arrays.address_of(workspace)
                 executor.launch(self.launches, addresses, base, place.device, stream)
-        result = self.operator.result
-        return results[0] if result is None else result(*results)
-
-    def _addresses(self, inputs: Arrays, outs: Arrays) -> dict[str, int]:
-        """Where the arrays of a call lie, by name, for the arguments of the launches."""
-        names = (*self.operator.inputs, *self.operator.outputs)
-        return {
-            name: _arrays.address_of(array)
-            for name, array in zip(names, inputs + outs, strict=True)
-            if array is not None
-        }
+        return results[0] if operator.result is None else operator.result(*results)
 
     def __repr__(self) -> str:
         operator = self.operator
@@ -319,15 +355,9 @@ EXECUTORS: dict[str, Executor] = {"numpy": HostExecutor(), "cupy": _kernels.Cupy
 """By array library."""
 
 
-def _same_view(a: Array, b: Array) -> bool:
-    mine, theirs = _arrays.spec_of(a), _arrays.spec_of(b)
-    assert mine is not None
-    assert theirs is not None
-    return (
-        mine.dtype == theirs.dtype
-        and mine.has_layout_of(theirs)
-        and _arrays.address_of(a) == _arrays.address_of(b)
-    )
+def fail_alignment(operator: Operator, label: str) -> NoReturn:
+    got = "has elements at addresses that are not multiples of their size"
+    fail(ValueError, operator.name, label, got, "aligned elements on a GPU")
 
 
 def _unpack_out(operator: Operator, out: Any) -> Arrays:
@@ -349,12 +379,14 @@ def _unpack_out(operator: Operator, out: Any) -> Arrays:
 def _cached_plan(operator: Operator, inputs: Specs, outs: Specs, options: tuple[Any, ...]) -> Plan:
     # lru_cache is thread-safe; two threads may plan the same thing once each, which is harmless.
     named = [*zip(operator.inputs, inputs, strict=True)]
-    named += [(operator.out_label(o), s) for o, s in zip(operator.outputs, outs, strict=True)]
+    named += [(operator.label(o), s) for o, s in zip(operator.outputs, outs, strict=True)]
     first_name, first = named[0]
     assert first is not None
-    for name, spec in named[1:]:
+    for name, spec in named:
         if spec is not None:
             check_same_place(operator.name, name, spec, first_name, first)
+            if _arrays.needs_alignment(spec) and not _arrays.has_aligned_strides(spec):
+                fail_alignment(operator, name)
     plan = operator.build(operator, inputs, outs, *options)
     plan.executor.prepare(plan.launches, plan.place.device)
     return plan
@@ -369,20 +401,23 @@ def _find_plan(operator: Operator, inputs: Arrays, outs: Arrays, options: tuple[
         for argument, array in zip(operator.inputs, inputs, strict=True)
     )
     out_specs = tuple(
-        None if array is None else check_array(name, operator.out_label(output), array)
+        None if array is None else check_array(name, operator.label(output), array)
         for output, array in zip(operator.outputs, outs, strict=True)
     )
     plan = _cached_plan(operator, specs, out_specs, options)
-    plan.check_memory(inputs, outs)
     return plan
 
 
 def plan_for(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Plan:
     """Phase one: check the arguments and lay out the run."""
-    return _find_plan(operator, inputs, _unpack_out(operator, out), options)
+    outs = _unpack_out(operator, out)
+    plan = _find_plan(operator, inputs, outs, options)
+    plan.check_memory(inputs, outs)
+    return plan
 
 
 def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Any:
     """Both phases in a row."""
     outs = _unpack_out(operator, out)
-    return _find_plan(operator, inputs, outs, options).execute(inputs, outs)
+    plan = _find_plan(operator, inputs, outs, options)
+    return plan.execute(inputs, outs, plan.check_memory(inputs, outs))

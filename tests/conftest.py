@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tracemalloc
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from libraries import LIBRARIES
+from ptx import nvrtc
 from support import DTYPE_NAMES, bits
 
 settings.register_profile(
@@ -21,6 +23,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("cupyops")
+
+
+def pytest_sessionstart(session) -> None:
+    """Without its tools the suite would prove nothing about the kernels: stop and say so."""
+    if shutil.which("g++") is None:
+        pytest.exit(
+            "g++ is missing: the tests run the kernels' PTX through it. Install it first, for "
+            "example with 'apt-get install g++' or 'dnf install gcc-c++'.",
+            returncode=1,
+        )
+    try:
+        nvrtc.version()
+    except RuntimeError as error:
+        pytest.exit(str(error), returncode=1)
 
 
 @pytest.fixture(params=LIBRARIES, scope="session")

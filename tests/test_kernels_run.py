@@ -343,6 +343,20 @@ def test_more_tiles_than_the_grid_holds_are_looped_over(monkeypatch: pytest.Monk
     assert any(launch.grid[0] == 3 for launch in executor.launched)
 
 
+def test_a_block_may_take_several_tiles_without_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_launch, "MAX_GRID", 2)
+    rng = np.random.default_rng(16)
+    problem = modulation_problem(rng, (9, 130, 40), "float32", "B,D", "D")
+    checked(Case("modulate_backward", MODULATE_BACKWARD, problem, (True,)))
+    for length in (8, 140, 260):
+        y, grad = gradient_pair(rng, (40 if length == 140 else 300, length, length), "float32")
+        y, grad = y[: 60_000 // length**2 + 20], grad[: 60_000 // length**2 + 20]
+        above = np.broadcast_to(np.triu(np.ones((length, length), bool)), y.shape)
+        inputs = {"y": y, "grad_output": grad}
+        unread = {"y": above, "grad_output": above}
+        checked(Case(f"exp_segsum_backward-{length}", EXP_SEGSUM_BACKWARD, inputs, (), unread))
+
+
 def test_leading_axes_that_cannot_be_merged_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six of them: four inside the kernel, two launched index by index."""
     executor = SimulatedExecutor()
