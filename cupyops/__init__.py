@@ -4,6 +4,7 @@ The functions take NumPy arrays and return arrays of the same library. Importing
 imports no other array library.
 """
 
+from cupyops._arrays import ArraySpec
 from cupyops._exp_segsum import (
     exp_segsum,
     exp_segsum_backward,
@@ -22,6 +23,7 @@ from cupyops._plan import Plan
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArraySpec",
     "ModulateGrads",
     "Plan",
     "__version__",

@@ -6,9 +6,10 @@ NumPy is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 
@@ -18,15 +19,72 @@ Arrays: TypeAlias = tuple[Any, ...]
 """The arrays of one call in the order of the operator's names; None for one that is absent."""
 
 
-class ArraySpec(NamedTuple):
-    """All that a plan knows of an array: its metadata, never its memory."""
-
+class _Fields(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     strides: tuple[int, ...]
-    """In bytes, one for each axis; without meaning on an axis of length 0 or 1."""
-    library: str = "numpy"
-    device: str = "cpu"
+    library: str
+    device: str
+
+
+class ArraySpec(_Fields):
+    """Describes an array without one, to plan ahead: its metadata, never its memory.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : dtype
+        As NumPy understands it; ``ml_dtypes.bfloat16`` too.
+    library : {"numpy", "cupy"}
+        The array library; the arrays of a later run must be of the same one.
+    device : str or int, optional
+        For CuPy the number of the GPU, or ``"cuda:<number>"``; the current one by default.
+    strides : tuple of int, optional
+        In bytes, one for each axis; C-contiguous by default. A stride has no meaning on an axis
+        of length 0 or 1.
+
+    Raises
+    ------
+    TypeError
+        Shape, strides or dtype are not what such values can be.
+    ValueError
+        A length is negative, there is not one stride for each axis, or library or device is
+        unknown.
+
+    Examples
+    --------
+    >>> import cupyops
+    >>> x = cupyops.ArraySpec((2, 256, 1152), "float32")
+    >>> cupyops.plan_modulate_backward(x, grad_output=x).workspace_size
+    0
+    """
+
+    __slots__ = ()
+    __module__ = "cupyops"
+
+    def __new__(
+        cls,
+        shape: Iterable[SupportsIndex],
+        dtype: Any,
+        *,
+        library: str = "numpy",
+        device: str | int | None = None,
+        strides: Iterable[SupportsIndex] | None = None,
+    ) -> ArraySpec:
+        lengths = tuple(index(length) for length in shape)
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"ArraySpec: shape is {lengths}; expected no length below 0")
+        kind = np.dtype(dtype)
+        steps = _c_strides(lengths, kind.itemsize)
+        if strides is not None:
+            steps = tuple(index(step) for step in strides)
+            if len(steps) != len(lengths):
+                raise ValueError(f"ArraySpec: strides is {steps}; expected one for each axis")
+        if library not in _LIBRARIES:
+            accepted = " or ".join(repr(name) for name in _LIBRARIES)
+            raise ValueError(f"ArraySpec: library is {library!r}; expected {accepted}")
+        place = _LIBRARIES[library].device(device)
+        return cls._make((lengths, kind, steps, library, place))
 
     @property
     def size(self) -> int:
@@ -56,12 +114,17 @@ class ArraySpec(NamedTuple):
 
 def contiguous(shape: tuple[int, ...], like: ArraySpec, dtype: np.dtype[Any]) -> ArraySpec:
     """A C-contiguous array of `shape` and `dtype` in the library and on the device of `like`."""
+    strides = _c_strides(shape, dtype.itemsize)
+    return ArraySpec._make((shape, dtype, strides, like.library, like.device))
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     strides = [0] * len(shape)
-    step = dtype.itemsize
+    step = itemsize
     for axis in reversed(range(len(shape))):
         strides[axis] = step
         step *= shape[axis]
-    return ArraySpec(shape, dtype, tuple(strides), like.library, like.device)
+    return tuple(strides)
 
 
 def is_contiguous(spec: ArraySpec) -> bool:
@@ -77,10 +140,12 @@ class _Library(NamedTuple):
     writable: Callable[[Array], bool]
     aligned: bool
     """Whether elements must lie at multiples of their size, as kernels need."""
+    device: Callable[[str | int | None], str]
+    """The name of a device that the user names."""
 
 
 def _numpy_spec(array: Array) -> ArraySpec:
-    return ArraySpec(array.shape, array.dtype, array.strides)
+    return ArraySpec._make((array.shape, array.dtype, array.strides, "numpy", "cpu"))
 
 
 def _numpy_empty(spec: ArraySpec) -> Array:
@@ -97,13 +162,32 @@ def _numpy_writable(array: Array) -> bool:
     return writable
 
 
+def _numpy_device(device: str | int | None) -> str:
+    if device not in (None, "cpu"):
+        raise ValueError(f"ArraySpec: device is {device!r}; expected None or 'cpu' for numpy")
+    return "cpu"
+
+
 def _cupy_spec(array: Array) -> ArraySpec:
-    return ArraySpec(array.shape, array.dtype, array.strides, "cupy", _cuda_device(array.device.id))
+    device = _cuda_device(array.device.id)
+    return ArraySpec._make((array.shape, array.dtype, array.strides, "cupy", device))
 
 
 @cache
 def _cuda_device(number: int) -> str:
     return f"{CUDA_DEVICE}{number}"
+
+
+def _cupy_device(device: str | int | None) -> str:
+    if device is None:
+        import cupy
+
+        device = int(cupy.cuda.runtime.getDevice())
+    number = device.removeprefix(CUDA_DEVICE) if isinstance(device, str) else str(index(device))
+    if not number.isdecimal():
+        expected = f"the number of a GPU or '{CUDA_DEVICE}<number>'"
+        raise ValueError(f"ArraySpec: device is {device!r}; expected {expected}")
+    return _cuda_device(int(number))
 
 
 def _cupy_empty(spec: ArraySpec) -> Array:
@@ -133,6 +217,7 @@ _LIBRARIES = {
         address=_numpy_address,
         writable=_numpy_writable,
         aligned=False,
+        device=_numpy_device,
     ),
     "cupy": _Library(
         types=frozenset({("cupy", "ndarray")}),
@@ -141,6 +226,7 @@ _LIBRARIES = {
         address=_cupy_address,
         writable=_cupy_writable,
         aligned=True,
+        device=_cupy_device,
     ),
 }
 ACCEPTED_TYPES = "a numpy.ndarray or cupy.ndarray"
@@ -150,7 +236,10 @@ _library_of: dict[type, _Library] = {}
 
 
 def spec_of(value: object) -> ArraySpec | None:
-    """The metadata of an array, or None for what is not an array of a supported library."""
+    """The metadata of an array, or None for what is not an array of a supported library.
+
+    Not of an `ArraySpec`: only a plan can do without the array.
+    """
     library = _library_of.get(type(value))
     if library is None:
         name = (type(value).__module__, type(value).__qualname__)

@@ -52,10 +52,6 @@ def check_same_place(
         fail(ValueError, function, argument, f"is on device {spec.device}", wanted)
 
 
-def check_optional_array(function: str, argument: str, value: object) -> ArraySpec | None:
-    return None if value is None else check_array(function, argument, value)
-
-
 def check_dtype(function: str, argument: str, spec: ArraySpec) -> None:
     if spec.dtype not in DTYPES:
         accepted = ", ".join(str(dtype) for dtype in DTYPES[:-1])

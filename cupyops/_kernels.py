@@ -22,7 +22,7 @@ OPTIONS = ("--std=c++17", "-fmad=false", "-lineinfo")
 """Besides these CuPy passes ``-arch`` and, always and last, ``-ftz=true``."""
 DEFAULT_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that needs no permission."""
-EXTRAS = "pip install 'cupyops[cuda13]' (or 'cupyops[cuda12]' for a driver of CUDA 12)"
+EXTRAS = "install it with pip install 'cupyops[cuda13]' ('cupyops[cuda12]' for a CUDA 12 driver)"
 
 
 def source_directory() -> Path:
@@ -35,6 +35,29 @@ def source_directory() -> Path:
         f"cupyops: the kernel sources are not in {package / 'kernels_cu'}, nor beside the package; "
         "the installation is incomplete, reinstall cupyops"
     )
+
+
+def import_cupy() -> Any:
+    """CuPy; a plan from `ArraySpec` may be the first to ask for it."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(f"cupyops: CuPy could not be imported: {error}; {EXTRAS}") from error
+    return cupy
+
+
+def require_device(device: str) -> None:
+    """Say what is missing, before CuPy fails somewhere inside."""
+    runtime = import_cupy().cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise RuntimeError(
+            f"cupyops: no CUDA driver or GPU answers: {error}; a GPU of compute capability 7.5 or "
+            "newer and its driver are needed for CuPy arrays, NumPy arrays need neither"
+        ) from error
+    if _number(device) >= count:
+        raise RuntimeError(f"cupyops: there is no device {device}; {count} GPU(s) were found")
 
 
 @cache
@@ -67,6 +90,7 @@ class CupyExecutor:
     def prepare(self, launches: tuple[Launch, ...], device: str) -> None:
         """Compile and load, so that a run only launches and can be captured into a CUDA graph."""
         needed = kernels_of(launches)
+        require_device(device)
         with self._lock, self.context(device, None):
             by_source: dict[str, list[Kernel]] = {}
             for kernel, _ in needed:
@@ -85,8 +109,7 @@ class CupyExecutor:
     def check_stream(self, function: str, stream: Any, device: str) -> None:
         if stream is None:
             return
-        import cupy
-
+        cupy = import_cupy()
         if not isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
             fail(TypeError, function, "stream", f"is {a_type(stream)}", "a cupy.cuda.Stream")
         # The null streams belong to no device (-1); an external one may not say.
@@ -96,9 +119,7 @@ class CupyExecutor:
 
     @contextmanager
     def _device_and_stream(self, device: str, stream: Any) -> Iterator[None]:
-        import cupy
-
-        with cupy.cuda.Device(_number(device)):
+        with import_cupy().cuda.Device(_number(device)):
             if stream is None:
                 yield
             else:
@@ -136,8 +157,7 @@ def _compile(source: str, kernels: list[Kernel]) -> Iterator[tuple[Kernel, Any]]
     """Compile instances of one source file for the current device and load them."""
     if not kernels:
         return
-    import cupy
-
+    cupy = import_cupy()
     names = tuple(kernel.name for kernel in kernels)
     module = cupy.RawModule(code=source_text(source), options=OPTIONS, name_expressions=names)
     try:
@@ -150,6 +170,5 @@ def _compile(source: str, kernels: list[Kernel]) -> Iterator[tuple[Kernel, Any]]
         ) from error
     except (ImportError, OSError) as error:
         raise RuntimeError(
-            f"cupyops: the CUDA compiler library (NVRTC) could not be loaded: {error}; install it "
-            f"with {EXTRAS}"
+            f"cupyops: the CUDA compiler library (NVRTC) could not be loaded: {error}; {EXTRAS}"
         ) from error

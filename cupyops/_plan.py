@@ -19,13 +19,15 @@ import numpy as np
 
 from cupyops import _arrays, _kernels
 from cupyops._arrays import Array, Arrays, ArraySpec, Extent
-from cupyops._checks import a_type, check_array, check_optional_array, check_same_place, fail
+from cupyops._checks import a_type, check_array, check_same_place, fail
 from cupyops._launch import Launch
 
 CACHED_PLANS = 512
 """Plans kept for the eager functions; a plan is a few kilobytes of metadata."""
 
 Specs = tuple[ArraySpec | None, ...]
+Check = Callable[[str, str, object], ArraySpec]
+"""(function, argument, value) -> the metadata of the value, or an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,7 +370,7 @@ def _unpack_out(operator: Operator, out: Any) -> Arrays:
     if out is None:
         return (None,) * count
     expected = f"a tuple ({', '.join(operator.outputs)})"
-    if not isinstance(out, tuple):
+    if not isinstance(out, tuple) or isinstance(out, ArraySpec):
         fail(TypeError, operator.name, "out", f"is {a_type(out)}", expected)
     if len(out) != count:
         fail(ValueError, operator.name, "out", f"has {len(out)} entries", expected)
@@ -392,32 +394,39 @@ def _cached_plan(operator: Operator, inputs: Specs, outs: Specs, options: tuple[
     return plan
 
 
-def _find_plan(operator: Operator, inputs: Arrays, outs: Arrays, options: tuple[Any, ...]) -> Plan:
+def _find_plan(
+    operator: Operator, inputs: Arrays, outs: Arrays, options: tuple[Any, ...], check: Check
+) -> Plan:
     name = operator.name
     specs = tuple(
-        check_optional_array(name, argument, array)
-        if argument in operator.optional
-        else check_array(name, argument, array)
+        None if array is None and argument in operator.optional else check(name, argument, array)
         for argument, array in zip(operator.inputs, inputs, strict=True)
     )
     out_specs = tuple(
-        None if array is None else check_array(name, operator.label(output), array)
+        None if array is None else check(name, operator.label(output), array)
         for output, array in zip(operator.outputs, outs, strict=True)
     )
-    plan = _cached_plan(operator, specs, out_specs, options)
-    return plan
+    return _cached_plan(operator, specs, out_specs, options)
+
+
+def _check_described(function: str, argument: str, value: object) -> ArraySpec:
+    return value if isinstance(value, ArraySpec) else check_array(function, argument, value)
 
 
 def plan_for(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Plan:
-    """Phase one: check the arguments and lay out the run."""
+    """Phase one: check the arguments and lay out the run. Any array may be an `ArraySpec`."""
     outs = _unpack_out(operator, out)
-    plan = _find_plan(operator, inputs, outs, options)
-    plan.check_memory(inputs, outs)
+    plan = _find_plan(operator, inputs, outs, options, _check_described)
+    plan.check_memory(_without_specs(inputs), _without_specs(outs))
     return plan
+
+
+def _without_specs(arrays: Arrays) -> Arrays:
+    return tuple(None if isinstance(array, ArraySpec) else array for array in arrays)
 
 
 def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Any:
     """Both phases in a row."""
     outs = _unpack_out(operator, out)
-    plan = _find_plan(operator, inputs, outs, options)
+    plan = _find_plan(operator, inputs, outs, options, check_array)
     return plan.execute(inputs, outs, plan.check_memory(inputs, outs))

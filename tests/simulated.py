@@ -100,7 +100,7 @@ class SimulatedExecutor:
 
 
 def _spec(array: GpuArray) -> ArraySpec:
-    return ArraySpec(array.shape, array.dtype, array.strides, LIBRARY, "simulated:0")
+    return ArraySpec._make((array.shape, array.dtype, array.strides, LIBRARY, "simulated:0"))
 
 
 def _empty(spec: ArraySpec) -> GpuArray:
@@ -118,6 +118,7 @@ def install(monkeypatch: Any, executor: SimulatedExecutor) -> None:
         address=lambda array: array.values.ctypes.data,
         writable=lambda array: True,
         aligned=True,
+        device=lambda device: "simulated:0",
     )
     monkeypatch.setitem(_arrays._LIBRARIES, LIBRARY, library)
     monkeypatch.setitem(_plan.EXECUTORS, LIBRARY, executor)

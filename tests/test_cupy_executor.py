@@ -7,6 +7,7 @@ Tests that need the real one carry the marker `gpu`.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 import types
@@ -56,6 +57,21 @@ class CompileException(Exception):
     pass
 
 
+class Runtime:
+    count = 2
+
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def getDeviceCount(self) -> int:
+        if self.count == 0:
+            raise self.CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+        return self.count
+
+    def getDevice(self) -> int:
+        return Device.current
+
+
 class ndarray:
     def __init__(self, values: np.ndarray, device: int = 0) -> None:
         self.values = values
@@ -81,6 +97,7 @@ class Cupy(types.ModuleType):
             Device=Device,
             Stream=Stream,
             ExternalStream=ExternalStream,
+            runtime=Runtime(),
             compiler=types.SimpleNamespace(CompileException=CompileException),
         )
 
@@ -131,7 +148,7 @@ class Function:
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cupy]:
     stand_in = Cupy()
-    monkeypatch.setitem(__import__("sys").modules, "cupy", stand_in)
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
     monkeypatch.setitem(_plan.EXECUTORS, "cupy", _kernels.CupyExecutor())
     _plan._cached_plan.cache_clear()
     with contextlib.ExitStack() as stack:
@@ -340,6 +357,37 @@ def test_a_compiler_that_is_missing_names_the_extra_to_install(cupy: Cupy) -> No
         backward(arrays())
     cupy.compile_error = None
     backward(arrays())  # a failure is not remembered
+
+
+def test_a_plan_needs_no_arrays(cupy: Cupy) -> None:
+    x = cupyops.ArraySpec((2, 130, 12), "float32", library="cupy")
+    row = cupyops.ArraySpec((2, 12), np.float32, library="cupy", device="cuda:0")
+    shared = cupyops.ArraySpec((12,), np.float32, library="cupy", device=0)
+    plan = cupyops.plan_modulate_backward(x, grad_output=x, scale=row, shift=shared)
+    assert len(cupy.compiled) == 1
+    assert not cupy.allocated
+    given = arrays()
+    rest = dict(given)
+    x = rest.pop("x")
+    assert cupyops.plan_modulate_backward(x, **rest) is plan
+    got, want = plan.run(x, **rest), backward(host(given))
+    assert all(g.values.tobytes() == w.tobytes() for g, w in zip(got, want, strict=True))
+    with Device(1):
+        assert cupyops.ArraySpec((3,), "float32", library="cupy").device == "cuda:1"
+
+
+def test_what_is_missing_is_named(cupy: Cupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = cupyops.ArraySpec((2, 3, 4), "float32", library="cupy", device=0)
+    cupy.cuda.runtime.count = 0
+    with pytest.raises(RuntimeError, match=r"no CUDA driver or GPU answers: cudaErrorNoDevice"):
+        cupyops.plan_modulate(x)
+    cupy.cuda.runtime.count = 1
+    other = cupyops.ArraySpec((2, 3, 4), "float32", library="cupy", device=1)
+    with pytest.raises(RuntimeError, match=r"there is no device cuda:1; 1 GPU"):
+        cupyops.plan_modulate(other)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ImportError, match=r"CuPy could not be imported.*cupyops\[cuda13\]"):
+        cupyops.plan_modulate(x)
 
 
 def test_a_missing_source_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -249,7 +249,7 @@ def test_a_workspace_is_used_to_its_size_and_no_further() -> None:
 
 
 def with_strides(values: np.ndarray, strides: tuple[int, ...]) -> ArraySpec:
-    return ArraySpec(values.shape, values.dtype, strides, simulated.LIBRARY, "simulated:0")
+    return ArraySpec._make((values.shape, values.dtype, strides, simulated.LIBRARY, "simulated:0"))
 
 
 HUGE = (2**35 + 64, 2**32 + 32)

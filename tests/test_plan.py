@@ -241,6 +241,59 @@ def test_plan_and_run_both_refuse_bad_memory(call: Call) -> None:
             refuse()
 
 
+# -- plans without arrays -------------------------------------------------------------------------
+
+
+def described(array: np.ndarray) -> cupyops.ArraySpec:
+    return cupyops.ArraySpec(array.shape, array.dtype, strides=array.strides)
+
+
+def test_a_plan_can_be_made_from_descriptions(call: Call) -> None:
+    rest = {name: described(array) for name, array in call.arrays.items()}
+    plan = getattr(cupyops, f"plan_{call.name}")(described(call.first), **rest)
+    assert plan is call.plan()
+    assert_same_bits(call.run(plan), call.eager())
+
+
+def test_descriptions_of_outputs_fix_their_layout() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    wide = np.zeros((2, 3, 8), np.float32)
+    plan = cupyops.plan_modulate(described(x), out=described(wide[..., :4]))
+    plan.run(x, out=wide[..., 4:])
+    np.testing.assert_array_equal(wide[..., 4:], x)
+    with pytest.raises(TypeError, match=r"out is a cupyops\.ArraySpec; expected a tuple"):
+        cupyops.plan_modulate_backward(x, grad_output=x, out=described(x))
+
+
+def test_a_description_is_no_array(call: Call) -> None:
+    for bad in (lambda: call.plan().run(described(call.first), **call.arrays),):
+        with pytest.raises(TypeError, match=r"is a cupyops\.ArraySpec; expected a numpy"):
+            bad()
+    with pytest.raises(TypeError, match=r"is a cupyops\.ArraySpec; expected a numpy"):
+        getattr(cupyops, call.name)(described(call.first), **call.arrays)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (((2, -1), "float32"), {}, ValueError, "shape is"),
+        (((2.5,), "float32"), {}, TypeError, "float"),
+        ((3, "float32"), {}, TypeError, "not iterable"),
+        (((2,), "no dtype"), {}, TypeError, "no dtype"),
+        (((2, 3), "float32"), {"strides": (4,)}, ValueError, "strides is"),
+        (((2,), "float32"), {"library": "torch"}, ValueError, "library is 'torch'; expected"),
+        (((2,), "float32"), {"device": 0}, ValueError, "device is 0; expected None or 'cpu'"),
+        (((2,), "float32"), {"library": "cupy", "device": "gpu"}, ValueError, "device is 'gpu'"),
+        (((2,), "float32"), {"library": "cupy", "device": -1}, ValueError, "device is -1"),
+    ],
+)
+def test_impossible_descriptions_are_refused(
+    arguments: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        cupyops.ArraySpec(*arguments, **options)
+
+
 # -- workspace and stream -----------------------------------------------------------------------
 
 
