@@ -252,8 +252,8 @@ def with_strides(values: np.ndarray, strides: tuple[int, ...]) -> ArraySpec:
     return ArraySpec._make((values.shape, values.dtype, strides, simulated.LIBRARY, "simulated:0"))
 
 
-HUGE = (2**35 + 64, 2**32 + 32)
-"""Strides whose products with small indices pass 2^31 and 2^32, as offsets in elements too."""
+HUGE = (2**37 + 128, 2**35 + 64, 2**32 + 32)
+"""Strides in bytes whose products with small indices pass 2^32, as offsets in elements too."""
 
 
 def test_offsets_are_64_bit_in_the_modulation_pair() -> None:
@@ -299,8 +299,7 @@ def run_sparse(
     specs: dict[str, ArraySpec] = {}
     addresses: dict[str, int] = {}
     for place, (name, values) in enumerate({**inputs, **outs}.items()):
-        outer = (*HUGE, 2**24)[: max(0, values.ndim - 1)]
-        strides = (*outer, values.itemsize)
+        strides = (*HUGE[len(HUGE) + 1 - values.ndim :], values.itemsize)
         specs[name] = with_strides(values, strides)
         addresses[name] = mem.register_sparse(
             values,
