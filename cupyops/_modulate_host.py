@@ -179,35 +179,55 @@ def _sum_rows(
     """Sum over axis 1 in the order of the numerical contract; call `visit` on each block read."""
     sizes = _block_sizes(x.shape, scratch.dtype)
     for d in blocks(x.shape[2], sizes.d):
-        columns = d.stop - d.start
-        batch_totals = [np.full((1, columns), -0.0) for _ in sums]
+        of_batch = [_Total() for _ in sums]
         for b in blocks(x.shape[0], sizes.b):
-            # -0.0 is the neutral start: it keeps the sign of a sum of negative zeros.
-            totals = [np.full((b.stop - b.start, columns), -0.0) for _ in sums]
+            of_samples = [_Total() for _ in sums]
             for rows in blocks(x.shape[1], sizes.rows):
                 block = (b, rows, d)
                 grad = scratch.load_ordered("grad_output", grad_output[block])
-                for i, entry in enumerate(sums):
+                for entry, total in zip(sums, of_samples, strict=True):
                     terms = _products(scratch, grad, x[block]) if entry.of_products else grad
-                    totals[i] = _continue_in_order(totals[i], _chunk_sums(terms))
+                    total.add(_chunk_sums(terms))
                 if visit is not None:
                     visit(block, grad)
-            for i, entry in enumerate(sums):
+            for entry, total, batch_total in zip(sums, of_samples, of_batch, strict=True):
                 if entry.shared:
-                    batch_totals[i] = _continue_in_order(batch_totals[i], totals[i][None])
+                    batch_total.add(total.value[None])
                 else:
-                    store(totals[i].astype(scratch.dtype), entry.out[b, 0, d])
-        for i, entry in enumerate(sums):
+                    store(total.value.astype(scratch.dtype, copy=False), entry.out[b, 0, d])
+        for entry, total in zip(sums, of_batch, strict=True):
             if entry.shared:
-                store(batch_totals[i].astype(scratch.dtype), entry.out[:, 0, d])
+                store(total.value.astype(scratch.dtype, copy=False), entry.out[:, 0, d])
+
+
+class _Total:
+    """A running sum in float64."""
+
+    value: Floats
+
+    def __init__(self) -> None:
+        self._empty = True
+
+    def add(self, parts: Floats) -> None:
+        """Add parts (samples, n, columns) in increasing n to the value (samples, columns)."""
+        if self._empty and parts.shape[1] == 1:
+            self.value = parts[:, 0]  # of any type: it loses nothing in float64, or back
+        else:
+            before = [] if self._empty else [self.value[:, None]]
+            terms = np.concatenate([*before, parts], axis=1, dtype=np.float64)
+            self.value = _sum_in_order(terms)
+        self._empty = False
 
 
 def _sum_in_order(terms: Floats) -> Floats:
     """Sum over the last axis but one, strictly in increasing index, of a C-ordered array."""
     if terms.shape[-1] > 1:
-        return np.asarray(np.add.reduce(terms, axis=-2, initial=-0.0))
+        # -0.0 is the neutral start: it keeps the sign of a sum of negative zeros.
+        total: Floats = np.add.reduce(terms, axis=-2, initial=-0.0)
+        return total
     # With a single column the summed axis is the fast one, where reduce sums pairwise.
-    return np.asarray(np.add.accumulate(terms, axis=-2)[..., -1, :])
+    running: Floats = np.add.accumulate(terms, axis=-2)
+    return running[..., -1, :]
 
 
 def _chunk_sums(terms: Floats) -> Floats:
@@ -233,10 +253,6 @@ def _chunk_sum(rows: Floats) -> Floats:
     body, rest = rows[..., : steps * LANES, :], rows[..., steps * LANES :, :]
     lanes = _sum_in_order(body.reshape((*leading, steps, LANES * columns), copy=False))
     lanes = lanes.reshape((*leading, LANES, columns))
-    lanes[..., : length % LANES, :] += rest
+    if length % LANES:
+        lanes[..., : length % LANES, :] += rest
     return _sum_in_order(lanes)
-
-
-def _continue_in_order(total: Floats, parts: Floats) -> Floats:
-    """Add parts (samples, n, columns) in increasing n to total (samples, columns), in float64."""
-    return _sum_in_order(np.concatenate([total[:, None], parts], axis=1, dtype=np.float64))

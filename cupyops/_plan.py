@@ -43,9 +43,13 @@ class Operator:
     """Builds the return value from several outputs; None where the only output is returned."""
     build: Callable[..., Plan]
     """(operator, input specs, out specs, *options) -> Plan; raises for what does not fit."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What messages call inputs and outputs, where a face of the operator has names of its own."""
 
     def label(self, name: str) -> str:
         """What messages call an input or output: entries of a tuple are ``out.<name>``."""
+        if name in self.labels:
+            return self.labels[name]
         several = self.result is not None and name in self.outputs
         return f"out.{name}" if several else name
 
@@ -141,15 +145,23 @@ class Plan:
             accepted = ", ".join((*others, "out", "workspace", "stream"))
             fail(TypeError, operator.name, name, "is not an argument of this plan's run", accepted)
         outs = _unpack_out(operator, out)
+        addresses = self.check_run(inputs, outs, workspace, stream)
+        return self.execute(inputs, outs, addresses, workspace, stream)
+
+    def check_run(
+        self, inputs: Arrays, outs: Arrays, workspace: Array | None, stream: Any
+    ) -> dict[str, int]:
+        """Refuse what does not fit the plan; returns what `execute` has to know of the arrays."""
+        operator = self.operator
         for name, array, spec in zip(operator.inputs, inputs, self.inputs, strict=True):
-            self._check_planned(name, array, spec)
+            self._check_planned(operator.label(name), array, spec)
         for name, array, spec in zip(operator.outputs, outs, self.outputs, strict=True):
             if array is not None or (spec is not None and not _arrays.is_contiguous(spec)):
                 self._check_planned(operator.label(name), array, spec)
         addresses = self.check_memory(inputs, outs)
         self._check_workspace(workspace, addresses)
         self.executor.check_stream(operator.name, stream, self.place.device)
-        return self.execute(inputs, outs, addresses, workspace, stream)
+        return addresses
 
     def check_memory(self, inputs: Arrays, outs: Arrays) -> dict[str, int]:
         """Refuse outputs that are read-only or share memory with another array.
@@ -195,7 +207,7 @@ class Plan:
                 may_be_same = (output, name) in self.in_place
                 if may_be_same and self._same_view(output, name, addresses):
                     continue
-                wanted = f", or the very same view as {name}" if may_be_same else ""
+                wanted = f", or the very same view as {operator.label(name)}" if may_be_same else ""
                 label, got = operator.label(output), f"overlaps {operator.label(name)}"
                 fail(ValueError, operator.name, label, got, f"memory of its own{wanted}")
 
@@ -241,7 +253,8 @@ class Plan:
             return
         function, name = self.operator.name, "workspace"
         spec = check_array(function, name, workspace)
-        check_same_place(function, name, spec, self.operator.inputs[0], self.place)
+        first = self.operator.label(self.operator.inputs[0])
+        check_same_place(function, name, spec, first, self.place)
         if spec.dtype != np.uint8:
             fail(TypeError, function, name, f"has dtype {spec.dtype}", "uint8")
         if len(spec.shape) != 1 or (spec.size > 1 and spec.strides != (1,)):
@@ -380,8 +393,8 @@ def _unpack_out(operator: Operator, out: Any) -> Arrays:
 @lru_cache(maxsize=CACHED_PLANS)
 def _cached_plan(operator: Operator, inputs: Specs, outs: Specs, options: tuple[Any, ...]) -> Plan:
     # lru_cache is thread-safe; two threads may plan the same thing once each, which is harmless.
-    named = [*zip(operator.inputs, inputs, strict=True)]
-    named += [(operator.label(o), s) for o, s in zip(operator.outputs, outs, strict=True)]
+    names = (*operator.inputs, *operator.outputs)
+    named = [(operator.label(n), s) for n, s in zip(names, inputs + outs, strict=True)]
     first_name, first = named[0]
     assert first is not None
     for name, spec in named:
