@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cupyops._arrays import ArraySpec
 from cupyops._checks import compute_dtype
@@ -125,23 +125,18 @@ def _strips(t: int, itemsize: int) -> _Strips:
     return _Strips(lanes, ceil_div(t, lanes * group), lanes * group)
 
 
-def _forms(
-    source: str, template: tuple[str, str], matrices: tuple[_Array, ...], launch: Launch
+def _launch(
+    source: str, template: tuple[str, str], in_vectors: tuple[_Array, ...], **launch: Any
 ) -> Launch:
-    """The vector form of `launch` where shapes and strides allow it, else the scalar form alone."""
-    t = matrices[0].spec.shape[-1]
-    group = VECTOR_BYTES // matrices[0].spec.dtype.itemsize
-    if t % group or not all(array.rows_are_aligned() for array in matrices):
-        return launch
-    return Launch(
-        kernel=Kernel(source, instance(*template, True)),
-        grid=launch.grid,
-        block=launch.block,
-        shared_bytes=launch.shared_bytes,
-        args=launch.args,
-        aligned=tuple((array.name, VECTOR_BYTES) for array in matrices),
-        scalar=launch,
-    )
+    """The vector form where shapes and strides allow it, else the scalar form alone."""
+    scalar = Launch(kernel=Kernel(source, instance(*template, False)), **launch)
+    spec = in_vectors[0].spec
+    if spec.shape[-1] % (VECTOR_BYTES // spec.dtype.itemsize):
+        return scalar
+    if not all(array.rows_are_aligned() for array in in_vectors):
+        return scalar
+    aligned = ((array.name, VECTOR_BYTES) for array in in_vectors)
+    return scalar.with_vector_form(Kernel(source, instance(*template, True)), aligned)
 
 
 def exp_segsum_launches(x: ArraySpec, out: ArraySpec) -> tuple[Launch, ...]:
@@ -157,8 +152,10 @@ def exp_segsum_launches(x: ArraySpec, out: ArraySpec) -> tuple[Launch, ...]:
     for (x_offset, out_offset), axes in leading.split():
         items = axes.matrices * row_tiles * strips.number
         rows = min(THREADS // strips.lanes, power_of_two(items))
-        scalar = Launch(
-            kernel=Kernel("exp_segsum.cu", instance(*template, False)),
+        launch = _launch(
+            "exp_segsum.cu",
+            template,
+            (matrices,),
             grid=grid(ceil_div(items, rows)),
             block=(strips.lanes, rows, 1),
             shared_bytes=0,
@@ -168,7 +165,7 @@ def exp_segsum_launches(x: ArraySpec, out: ArraySpec) -> tuple[Launch, ...]:
                 *int64s((*axes.sizes[1:], t, row_tiles, strips.number, items)),
             ),
         )
-        launches.append(_forms("exp_segsum.cu", template, (matrices,), scalar))
+        launches.append(launch)
     return tuple(launches)
 
 
@@ -216,8 +213,10 @@ def exp_segsum_backward_launches(
             # Launches follow one another on one stream, so all may use the same piece.
             parts = parts or workspace.take(axes.matrices * strips.number * t * itemsize)
         sizes = axes.sizes[1:]
-        scalar = Launch(
-            kernel=Kernel("exp_segsum_backward.cu", instance(*template, False)),
+        launch = _launch(
+            "exp_segsum_backward.cu",
+            template,
+            (ys, grads),
             grid=grid(tiles),
             block=block,
             shared_bytes=shared_bytes,
@@ -229,7 +228,7 @@ def exp_segsum_backward_launches(
                 *int64s((*sizes, axes.matrices, t, strips.number, tiles)),
             ),
         )
-        launches.append(_forms("exp_segsum_backward.cu", template, (ys, grads), scalar))
+        launches.append(launch)
         if not in_block:
             name = instance("exp_segsum_backward_combine", c_type(y.dtype))
             launches.append(

@@ -7,7 +7,7 @@ or the CPU executor of the tests) supplies addresses, and gets typed scalars in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,6 +85,10 @@ class Launch:
             else:
                 bound[i] = np.uint64(workspace + -workspace % VECTOR_BYTES + argument.offset)
         return tuple(bound)
+
+    def with_vector_form(self, kernel: Kernel, aligned: Iterable[tuple[str, int]]) -> Launch:
+        """The same launch of `kernel`, with this one for addresses that are not so aligned."""
+        return replace(self, kernel=kernel, aligned=tuple(aligned), scalar=self)
 
     def __str__(self) -> str:
         grid, block = ("x".join(str(n) for n in axes) for axes in (self.grid, self.block))

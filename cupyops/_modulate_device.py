@@ -80,24 +80,20 @@ def _view(name: str, spec: ArraySpec | None, swapped: bool = False) -> _View:
     return _View(name, spec, (rows, b, d) if swapped else (b, rows, d))
 
 
-def _forms(
+def _launch(
     source: str,
     template: tuple[str, ...],
-    arrays: tuple[_View, ...],
+    in_vectors: tuple[_View, ...],
     columns: int,
     group: int,
     **launch: Any,
 ) -> Launch:
     """The vector form where shapes and strides allow it, else the scalar form alone."""
     scalar = Launch(kernel=Kernel(source, instance(*template, False)), **launch)
-    if columns % group or not all(a.fits_vectors(group) for a in arrays):
+    if columns % group or not all(view.fits_vectors(group) for view in in_vectors):
         return scalar
-    return Launch(
-        kernel=Kernel(source, instance(*template, True)),
-        aligned=tuple((a.name, a.alignment(group)) for a in arrays if a.spec is not None),
-        scalar=scalar,
-        **launch,
-    )
+    aligned = ((v.name, v.alignment(group)) for v in in_vectors if v.spec is not None)
+    return scalar.with_vector_form(Kernel(source, instance(*template, True)), aligned)
 
 
 def _block(groups: int, rows: int, samples: int) -> tuple[int, int, int]:
@@ -135,7 +131,7 @@ def modulate_launches(
     )
     arrays = (_view("x", x), _view("scale", scale), _view("shift", shift), _view("out", out))
     return (
-        _forms(
+        _launch(
             "modulate.cu",
             ("modulate", *_types(x, scale, shift)),
             arrays,
@@ -245,7 +241,7 @@ def _backward_pass(
     )
     # A sum is stored element by element, in any layout.
     in_vectors = (*arrays[:4], *(g for g, m in zip(grads, modes, strict=True) if m == PER_TOKEN))
-    first = _forms(
+    first = _launch(
         "modulate_backward.cu",
         ("modulate_backward_rows", *_types(x, scale, *(g.spec for g in gradients))),
         in_vectors,
