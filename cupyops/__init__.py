@@ -1,7 +1,7 @@
 """Modulation (adaLN) and exponential segment sum (Mamba-2), forward and backward.
 
-The functions take NumPy arrays and return arrays of the same library. Importing this package
-imports no other array library.
+The functions take NumPy or CuPy arrays and return arrays of the same library. Importing this
+package imports no array library but NumPy.
 """
 
 from cupyops._arrays import ArraySpec

@@ -19,6 +19,10 @@ Arrays: TypeAlias = tuple[Any, ...]
 """The arrays of one call in the order of the operator's names; None for one that is absent."""
 
 
+MAX_BYTES = 2**63 - 1
+"""No address space holds more, and offsets are 64-bit integers."""
+
+
 class _Fields(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -84,7 +88,17 @@ class ArraySpec(_Fields):
             accepted = " or ".join(repr(name) for name in _LIBRARIES)
             raise ValueError(f"ArraySpec: library is {library!r}; expected {accepted}")
         place = _LIBRARIES[library].device(device)
-        return cls._make((lengths, kind, steps, library, place))
+        spec = cls._make((lengths, kind, steps, library, place))
+        extent = extent_of(spec)
+        if extent is not None and max(spec.nbytes, extent.high - extent.low) > MAX_BYTES:
+            got = f"shape is {lengths} and strides {steps}"
+            raise ValueError(f"ArraySpec: {got}; expected at most 2**63 - 1 bytes")
+        return spec
+
+    def __getnewargs_ex__(self) -> tuple[Any, ...]:
+        """For copy and pickle, which would pass all fields by position."""
+        by_name = {"library": self.library, "device": self.device, "strides": self.strides}
+        return (self.shape, self.dtype), by_name
 
     @property
     def size(self) -> int:
@@ -129,6 +143,35 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 def is_contiguous(spec: ArraySpec) -> bool:
     return spec.has_layout_of(contiguous(spec.shape, spec, spec.dtype))
+
+
+EXTRAS = "install cupyops with its extra 'cuda13' ('cuda12' for a driver of CUDA 12)"
+
+
+def import_cupy() -> Any:
+    """CuPy; a plan from `ArraySpec` may be the first to ask for it."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(f"cupyops: CuPy could not be imported: {error}; {EXTRAS}") from error
+    return cupy
+
+
+def require_device(number: int | None) -> int:
+    """The number of a GPU, the current one for None. Says what is missing, before CuPy fails."""
+    runtime = import_cupy().cuda.runtime
+    try:
+        count, current = runtime.getDeviceCount(), runtime.getDevice()
+    except runtime.CUDARuntimeError as error:
+        raise RuntimeError(
+            f"cupyops: no CUDA driver or GPU answers: {error}; a GPU of compute capability 7.5 or "
+            "newer and its driver are needed for CuPy arrays, NumPy arrays need neither"
+        ) from error
+    number = current if number is None else number
+    if number >= count:
+        found = f"{count} GPU(s) were found"
+        raise RuntimeError(f"cupyops: there is no device {CUDA_DEVICE}{number}; {found}")
+    return int(number)
 
 
 class _Library(NamedTuple):
@@ -180,9 +223,7 @@ def _cuda_device(number: int) -> str:
 
 def _cupy_device(device: str | int | None) -> str:
     if device is None:
-        import cupy
-
-        device = int(cupy.cuda.runtime.getDevice())
+        device = require_device(None)
     number = device.removeprefix(CUDA_DEVICE) if isinstance(device, str) else str(index(device))
     if not number.isdecimal():
         expected = f"the number of a GPU or '{CUDA_DEVICE}<number>'"

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
+from array_api_compat import is_array_api_obj, is_numpy_array
 
 from cupyops._arrays import ACCEPTED_TYPES, ArraySpec, overlaps_itself, spec_of, type_name
 
@@ -36,7 +37,10 @@ def check_array(function: str, argument: str, value: object) -> ArraySpec:
     spec = spec_of(value)
     if spec is None:
         got = "is None" if value is None else f"is {a_type(value)}"
-        fail(TypeError, function, argument, got, ACCEPTED_TYPES)
+        # NumPy's scalars and subclasses count as arrays there.
+        foreign = is_array_api_obj(value) and not is_numpy_array(value)
+        way_in = " (numpy.from_dlpack and cupy.from_dlpack make one)" if foreign else ""
+        fail(TypeError, function, argument, got, ACCEPTED_TYPES + way_in)
     return spec
 
 
@@ -52,22 +56,27 @@ def check_same_place(
         fail(ValueError, function, argument, f"is on device {spec.device}", wanted)
 
 
-def check_dtype(function: str, argument: str, spec: ArraySpec) -> None:
-    if spec.dtype not in DTYPES:
+_BY_NUMBER = {dtype.num: dtype for dtype in DTYPES}
+
+
+def check_dtype(function: str, argument: str, spec: ArraySpec) -> ArraySpec:
+    """The spec with its dtype as in `DTYPES`, so that plans of equal dtypes are one plan.
+
+    A dtype may carry metadata, and a foreign one may not even be hashable.
+    """
+    dtype = _BY_NUMBER.get(spec.dtype.num)
+    if dtype is spec.dtype:
+        return spec
+    if dtype is None or dtype != spec.dtype:
         accepted = ", ".join(str(dtype) for dtype in DTYPES[:-1])
-        fail(
-            TypeError,
-            function,
-            argument,
-            f"has dtype {spec.dtype}",
-            f"{accepted} or {DTYPES[-1]} in native byte order",
-        )
+        expected = f"{accepted} or {DTYPES[-1]} in native byte order"
+        fail(TypeError, function, argument, f"has dtype {spec.dtype}", expected)
+    return spec._replace(dtype=dtype)
 
 
 def check_same_dtype(
     function: str, argument: str, spec: ArraySpec, other: str, expected: ArraySpec
 ) -> None:
-    check_dtype(function, argument, spec)
     if spec.dtype != expected.dtype:
         fail(
             TypeError,

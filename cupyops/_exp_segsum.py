@@ -1,7 +1,8 @@
 """Exponential segment sum (Mamba-2): ``exp_segsum`` and ``exp_segsum_backward``.
 
 Top to bottom: the public pair, the plan pair, shapes and plans. The NumPy arithmetic is in
-``_exp_segsum_host.py``.
+``_exp_segsum_host.py``, the kernel launches in ``_exp_segsum_device.py``, the kernels in
+``kernels_cu/exp_segsum.cu`` and ``exp_segsum_backward.cu``.
 T segment length; any number of leading axes.
 """
 
@@ -11,7 +12,6 @@ from functools import partial
 
 from cupyops._arrays import Array, ArraySpec, contiguous
 from cupyops._checks import (
-    check_dtype,
     check_out,
     check_same_dtype,
     check_shape,
@@ -134,11 +134,10 @@ def _plan_exp_segsum(operator: Operator, inputs: Specs, outs: Specs) -> Plan:
     name = operator.name
     (x,) = inputs
     assert x is not None
-    check_dtype(name, "x", x)
     if not x.shape:
         fail(ValueError, name, "x", "has shape ()", "at least one axis (..., T)")
     wanted = contiguous((*x.shape, x.shape[-1]), x, x.dtype)
-    out = check_out(name, "out", outs[0], wanted, "x")
+    out = check_out(name, operator.label("out"), outs[0], wanted, "x")
     assert out is not None
     on_host = x.library == "numpy"
     return Plan(
@@ -158,13 +157,12 @@ def _plan_exp_segsum_backward(operator: Operator, inputs: Specs, outs: Specs) ->
     y, grad_output = inputs
     assert y is not None
     assert grad_output is not None
-    check_dtype(name, "y", y)
     if len(y.shape) < 2 or y.shape[-1] != y.shape[-2]:
         fail(ValueError, name, "y", f"has shape {y.shape}", "square matrices (..., T, T)")
     check_same_dtype(name, "grad_output", grad_output, "y", y)
     check_shape(name, "grad_output", grad_output, y)
     wanted = contiguous(y.shape[:-1], y, y.dtype)
-    out = check_out(name, "out", outs[0], wanted, "y")
+    out = check_out(name, operator.label("out"), outs[0], wanted, "y")
     assert out is not None
     compute = None
     launches: tuple[Launch, ...] = ()
@@ -179,7 +177,7 @@ def _plan_exp_segsum_backward(operator: Operator, inputs: Specs, outs: Specs) ->
         outputs=(out,),
         options=(),
         in_place=frozenset(),
-        traffic=2 * _bytes_below_diagonal(y) + wanted.nbytes,
+        traffic=2 * _bytes_below_diagonal(y) + wanted.nbytes + 2 * workspace_size,
         compute=compute,
         launches=launches,
         workspace_size=workspace_size,

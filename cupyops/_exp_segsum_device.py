@@ -34,8 +34,10 @@ from cupyops._launch import (
 
 KERNEL_AXES = 4
 """Leading axes that a kernel takes; what cannot be merged to so few is launched index by index."""
-TILE_ROWS = 32
-"""Rows of an item of `exp_segsum`, as in the kernel."""
+LEAST_ITEM_ROWS = 32
+"""Rows of an item of `exp_segsum`; a 32nd of T where that is more, see `_item_rows`."""
+ENOUGH_BLOCKS = 264
+"""Blocks that keep a large GPU busy: two for each of 132 multiprocessors."""
 SHARED_PARTS = 32 * 1024
 """Bytes of shared memory that may hold the strips' parts of exp_segsum_backward."""
 
@@ -79,7 +81,8 @@ def _merge(sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> _Lea
             merged[-1] = (size * merged[-1][0], merged[-1][1])
         else:
             merged.append((size, steps))
-    merged.reverse()
+    # Matrices are independent, so the order of the axes is free: the largest go into the kernel.
+    merged.sort()
     return _Leading(
         tuple(size for size, _ in merged),
         tuple(tuple(steps[i] for _, steps in merged) for i in range(len(strides))),
@@ -139,30 +142,36 @@ def _launch(
     return scalar.with_vector_form(Kernel(source, instance(*template, True)), aligned)
 
 
+def _item_rows(t: int) -> int:
+    """An item repeats the additions of the rows above its own: few items, for a large T."""
+    return max(LEAST_ITEM_ROWS, t // 32)
+
+
 def exp_segsum_launches(x: ArraySpec, out: ArraySpec) -> tuple[Launch, ...]:
     if out.size == 0:
         return ()
     t = x.shape[-1]
     segments, matrices = _Array("x", x, 1), _Array("out", out, 2)
     strips = _strips(t, x.dtype.itemsize)
-    row_tiles = ceil_div(t, TILE_ROWS)
+    rows = _item_rows(t)
+    row_tiles = ceil_div(t, rows)
     template = ("exp_segsum", c_type(x.dtype))
     launches = []
     leading = _merge(x.shape[:-1], (segments.leading, matrices.leading))
     for (x_offset, out_offset), axes in leading.split():
         items = axes.matrices * row_tiles * strips.number
-        rows = min(THREADS // strips.lanes, power_of_two(items))
+        in_block = min(THREADS // strips.lanes, power_of_two(items))
         launch = _launch(
             "exp_segsum.cu",
             template,
             (matrices,),
-            grid=grid(ceil_div(items, rows)),
-            block=(strips.lanes, rows, 1),
+            grid=grid(ceil_div(items, in_block)),
+            block=(strips.lanes, in_block, 1),
             shared_bytes=0,
             args=(
                 *segments.args(x_offset, axes.strides[0]),
                 *matrices.args(out_offset, axes.strides[1]),
-                *int64s((*axes.sizes[1:], t, row_tiles, strips.number, items)),
+                *int64s((*axes.sizes[1:], t, rows, row_tiles, strips.number, items)),
             ),
         )
         launches.append(launch)
@@ -199,11 +208,8 @@ def exp_segsum_backward_launches(
             # At least a warp, since its shuffles name all 32 lanes.
             least = WARP // min(WARP, strips.lanes * strips.number)
             most = min(THREADS // (strips.lanes * strips.number), MAX_BLOCK_Z)
-            block = (
-                strips.lanes,
-                strips.number,
-                max(least, min(most, power_of_two(axes.matrices))),
-            )
+            wanted = power_of_two(max(1, axes.matrices // ENOUGH_BLOCKS))
+            block = (strips.lanes, strips.number, max(least, min(most, wanted)))
             tiles = ceil_div(axes.matrices, block[2])
             shared_bytes = block[2] * strips.number * t * itemsize
         else:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cupyops._arrays import CUDA_DEVICE
+from cupyops._arrays import CUDA_DEVICE, EXTRAS, import_cupy, require_device
 from cupyops._checks import a_type, fail
 from cupyops._launch import Kernel, Launch
 
@@ -22,7 +22,6 @@ OPTIONS = ("--std=c++17", "-fmad=false", "-lineinfo")
 """Besides these CuPy passes ``-arch`` and, always and last, ``-ftz=true``."""
 DEFAULT_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that needs no permission."""
-EXTRAS = "install it with pip install 'cupyops[cuda13]' ('cupyops[cuda12]' for a CUDA 12 driver)"
 
 
 def source_directory() -> Path:
@@ -35,29 +34,6 @@ def source_directory() -> Path:
         f"cupyops: the kernel sources are not in {package / 'kernels_cu'}, nor beside the package; "
         "the installation is incomplete, reinstall cupyops"
     )
-
-
-def import_cupy() -> Any:
-    """CuPy; a plan from `ArraySpec` may be the first to ask for it."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise ImportError(f"cupyops: CuPy could not be imported: {error}; {EXTRAS}") from error
-    return cupy
-
-
-def require_device(device: str) -> None:
-    """Say what is missing, before CuPy fails somewhere inside."""
-    runtime = import_cupy().cuda.runtime
-    try:
-        count = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:
-        raise RuntimeError(
-            f"cupyops: no CUDA driver or GPU answers: {error}; a GPU of compute capability 7.5 or "
-            "newer and its driver are needed for CuPy arrays, NumPy arrays need neither"
-        ) from error
-    if _number(device) >= count:
-        raise RuntimeError(f"cupyops: there is no device {device}; {count} GPU(s) were found")
 
 
 @cache
@@ -90,7 +66,7 @@ class CupyExecutor:
     def prepare(self, launches: tuple[Launch, ...], device: str) -> None:
         """Compile and load, so that a run only launches and can be captured into a CUDA graph."""
         needed = kernels_of(launches)
-        require_device(device)
+        require_device(_number(device))
         with self._lock, self.context(device, None):
             by_source: dict[str, list[Kernel]] = {}
             for kernel, _ in needed:
@@ -102,7 +78,9 @@ class CupyExecutor:
                     self._functions[device, kernel] = function
             for kernel, shared_bytes in needed:
                 function = self._functions[device, kernel]
-                # Without permission a launch beyond the default fails; it is given per device.
+                # Asking for the attribute also loads the function, which must not wait for a launch
+                # under graph capture. A launch beyond the default fails without permission, which
+                # is given per device; no kernel asks for so much today.
                 if shared_bytes > max(DEFAULT_SHARED_BYTES, function.max_dynamic_shared_size_bytes):
                     function.max_dynamic_shared_size_bytes = shared_bytes
 
@@ -110,7 +88,9 @@ class CupyExecutor:
         if stream is None:
             return
         cupy = import_cupy()
-        if not isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
+        # The older class for foreign streams is deprecated, and will be gone one day.
+        external = getattr(cupy.cuda, "ExternalStream", cupy.cuda.Stream)
+        if not isinstance(stream, cupy.cuda.Stream | external):
             fail(TypeError, function, "stream", f"is {a_type(stream)}", "a cupy.cuda.Stream")
         # The null streams belong to no device (-1); an external one may not say.
         if stream.device_id not in (None, -1, _number(device)):
@@ -119,12 +99,26 @@ class CupyExecutor:
 
     @contextmanager
     def _device_and_stream(self, device: str, stream: Any) -> Iterator[None]:
-        with import_cupy().cuda.Device(_number(device)):
+        # Not `with Device` and `with stream`: on leaving, those restore what an enclosing `with`
+        # had set, and so would undo a `use()` of the caller.
+        cupy = import_cupy()
+        runtime, number = cupy.cuda.runtime, _number(device)
+        outer = runtime.getDevice()
+        if outer != number:
+            runtime.setDevice(number)
+        try:
             if stream is None:
                 yield
             else:
-                with stream:  # CuPy allocates from the pool of the current stream
+                before = cupy.cuda.get_current_stream()
+                stream.use()  # CuPy allocates from the pool of the current stream
+                try:
                     yield
+                finally:
+                    before.use()
+        finally:
+            if outer != number:
+                runtime.setDevice(outer)
 
     def context(self, device: str, stream: Any) -> AbstractContextManager[Any]:
         return self._device_and_stream(device, stream)
@@ -168,7 +162,8 @@ def _compile(source: str, kernels: list[Kernel]) -> Iterator[tuple[Kernel, Any]]
         raise RuntimeError(
             f"cupyops: {source} does not compile for this device\n{error}"
         ) from error
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RuntimeError) as error:  # which one, depends on CuPy's version
         raise RuntimeError(
-            f"cupyops: the CUDA compiler library (NVRTC) could not be loaded: {error}; {EXTRAS}"
+            f"cupyops: {source} could not be compiled and loaded: {error}; if the CUDA compiler "
+            f"library (NVRTC) or the CUDA headers are missing, {EXTRAS}"
         ) from error

@@ -1,7 +1,8 @@
 """Modulation (adaptive layer norm): ``modulate`` and ``modulate_backward``.
 
 Top to bottom: the public pair, the plan pair, shapes and plans. The NumPy arithmetic is in
-``_modulate_host.py``. B batch, L sequence length, D hidden size.
+``_modulate_host.py``, the kernel launches in ``_modulate_device.py``, the kernels in
+``kernels_cu/modulate.cu`` and ``modulate_backward.cu``. B batch, L sequence length, D hidden size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import NamedTuple
 
 from cupyops._arrays import Array, ArraySpec, contiguous
 from cupyops._checks import (
-    check_dtype,
     check_flag,
     check_out,
     check_same_dtype,
@@ -21,7 +21,8 @@ from cupyops._checks import (
 )
 from cupyops._launch import Launch
 from cupyops._modulate_device import modulate_backward_launches, modulate_launches
-from cupyops._modulate_host import Rows, modulate_backward_host, modulate_host
+from cupyops._modulate_host import modulate_backward_host, modulate_host
+from cupyops._modulate_rows import Rows
 from cupyops._plan import Operator, Plan, Specs, plan_for, run_eagerly
 
 
@@ -195,7 +196,6 @@ def plan_modulate_backward(
 
 
 def _check_x(function: str, x: ArraySpec) -> None:
-    check_dtype(function, "x", x)
     if len(x.shape) != 3:
         fail(ValueError, function, "x", f"has shape {x.shape}", "three axes (B, L, D)")
 
@@ -203,12 +203,8 @@ def _check_x(function: str, x: ArraySpec) -> None:
 def _check_parameters(
     function: str, x: ArraySpec, scale: ArraySpec | None, shift: ArraySpec | None
 ) -> tuple[Rows | None, Rows | None]:
-    if scale is not None:
-        check_dtype(function, "scale", scale)
-    if shift is not None:
-        check_dtype(function, "shift", shift)
-        if scale is not None:
-            check_same_dtype(function, "shift", shift, "scale", scale)
+    if scale is not None and shift is not None:
+        check_same_dtype(function, "shift", shift, "scale", scale)
     return _rows_of(function, "scale", scale, x), _rows_of(function, "shift", shift, x)
 
 
@@ -336,11 +332,24 @@ def _plan_modulate_backward(
                 "shift": shift_per_token,
             },
         ),
-        traffic=sum(s.nbytes for s in (x, grad_output, scale, *outputs) if s is not None),
+        traffic=_backward_traffic(inputs, outputs, scale_rows, shift_rows) + 2 * workspace_size,
         compute=compute,
         launches=launches,
         workspace_size=workspace_size,
     )
+
+
+def _backward_traffic(
+    inputs: Specs, outputs: Specs, scale_rows: Rows | None, shift_rows: Rows | None
+) -> int:
+    """Bytes of the arrays: x is read for grad_scale only, the values of shift never."""
+    x, grad_output, scale, _ = inputs
+    read = [grad_output, scale, x if scale is not None else None]
+    kinds = {scale_rows, shift_rows}
+    if Rows.PER_POSITION in kinds and kinds & {Rows.PER_SAMPLE, Rows.SHARED}:
+        # Sums along two axes take two passes.
+        read += [grad_output] if scale_rows is not Rows.PER_POSITION else [grad_output, x]
+    return sum(spec.nbytes for spec in (*read, *outputs) if spec is not None)
 
 
 _PARAMETERS = frozenset({"scale", "shift"})

@@ -30,15 +30,22 @@ from cupyops._launch import (
     int64s,
     power_of_two,
 )
-from cupyops._modulate_host import CHUNK_ROWS, LANES, Rows
+from cupyops._modulate_rows import CHUNK_ROWS, LANES, Rows
 
 TILE_ROWS = 64
 """Rows of a tile of `modulate`, which share the loads of scale and shift."""
 ROWS_PER_THREAD = 8
 """Rows of a tile that one thread of `modulate` takes, where there are so many."""
+ENOUGH_BLOCKS = 264
+"""Blocks that keep a large GPU busy: two for each of 132 multiprocessors."""
+LEAST_GROUPS = 8
+"""Groups of columns that a block must not fall below: 128 bytes, a line of the cache."""
 
 # Flags and modes, as in the kernels.
-HAS_SCALE, ONE_PLUS_SCALE, HAS_SHIFT, WRITE_GRAD_INPUT = 1, 2, 4, 4
+HAS_SCALE = 1
+ONE_PLUS_SCALE = 2
+HAS_SHIFT = 4  # of modulate
+WRITE_GRAD_INPUT = 4  # of modulate_backward
 NO_SUM, PER_TOKEN, CHUNK_SUMS, FINAL = range(4)
 
 
@@ -96,11 +103,22 @@ def _launch(
     return scalar.with_vector_form(Kernel(source, instance(*template, True)), aligned)
 
 
-def _block(groups: int, rows: int, samples: int) -> tuple[int, int, int]:
-    """Threads along column groups, rows and samples."""
-    x = min(WARP, power_of_two(groups))
-    y = min(LANES, power_of_two(rows))
-    return (x, y, min(THREADS // (x * y), power_of_two(samples), MAX_BLOCK_Z))
+def _block(groups: int, rows: int, pieces: int) -> tuple[int, int, int]:
+    """Threads along column groups, rows and pieces (stretches of rows of one sample).
+
+    No order of sums depends on the first and the last, so they make way for more blocks where
+    there are few.
+    """
+    x, y = min(WARP, power_of_two(groups)), min(LANES, power_of_two(rows))
+    z = min(THREADS // (x * y), power_of_two(pieces), MAX_BLOCK_Z)
+    while ceil_div(groups, x) * ceil_div(pieces, z) < ENOUGH_BLOCKS and x * y * z > WARP:
+        if z > 1:
+            z //= 2
+        elif x > LEAST_GROUPS:
+            x //= 2
+        else:
+            break
+    return x, y, z
 
 
 def _types(x: ArraySpec, *parameters: ArraySpec | None) -> tuple[str, str]:
@@ -121,9 +139,10 @@ def modulate_launches(
     b, length, d = x.shape
     group = VECTOR_BYTES // x.dtype.itemsize
     groups = ceil_div(d, group)
-    block = _block(groups, max(1, min(length, TILE_ROWS) // ROWS_PER_THREAD), b)
-    column_tiles, row_tiles = ceil_div(groups, block[0]), ceil_div(length, TILE_ROWS)
-    tiles = ceil_div(b, block[2]) * row_tiles * column_tiles
+    row_tiles = ceil_div(length, TILE_ROWS)
+    block = _block(groups, max(1, min(length, TILE_ROWS) // ROWS_PER_THREAD), b * row_tiles)
+    column_tiles = ceil_div(groups, block[0])
+    tiles = ceil_div(b * row_tiles, block[2]) * column_tiles
     flags = (
         (HAS_SCALE if scale is not None else 0)
         | (ONE_PLUS_SCALE if one_plus_scale else 0)
@@ -231,9 +250,9 @@ def _backward_pass(
     )
     group = VECTOR_BYTES // x.dtype.itemsize
     groups = ceil_div(d, group)
-    block = _block(groups, min(rows, CHUNK_ROWS), samples)
+    block = _block(groups, min(rows, CHUNK_ROWS), samples * chunks)
     column_tiles = ceil_div(groups, block[0])
-    tiles = ceil_div(samples, block[2]) * chunks * column_tiles
+    tiles = ceil_div(samples * chunks, block[2]) * column_tiles
     flags = (
         (HAS_SCALE if scale is not None else 0)
         | (ONE_PLUS_SCALE if one_plus_scale else 0)

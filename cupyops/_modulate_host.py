@@ -7,29 +7,15 @@ every sum is the one that `CHUNK_ROWS` and `LANES` define.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from cupyops._arrays import Arrays
 from cupyops._host import BLOCK_BYTES, Floats, Scratch, blocks, store
-
-CHUNK_ROWS = 64
-"""Numerical contract: rows whose partial sum is formed in the compute type."""
-LANES = 8
-"""Numerical contract: accumulators of a chunk; row l goes to accumulator l mod LANES."""
+from cupyops._modulate_rows import CHUNK_ROWS, LANES, Rows
 
 Block: TypeAlias = tuple[slice, slice, slice]
-
-
-class Rows(Enum):
-    """How a parameter is laid out along B and L, which says what its gradient sums over."""
-
-    PER_TOKEN = "(B, L, D): nothing is summed"
-    PER_SAMPLE = "(B, D): summed over L"
-    PER_POSITION = "(1, L, D): summed over B"
-    SHARED = "(D,): summed over B and L"
 
 
 class _BlockSizes(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 
 from cupyops import _arrays, _kernels
 from cupyops._arrays import Array, Arrays, ArraySpec, Extent
-from cupyops._checks import a_type, check_array, check_same_place, fail
+from cupyops._checks import a_type, check_array, check_dtype, check_same_place, fail
 from cupyops._launch import Launch
 
 CACHED_PLANS = 512
@@ -235,7 +235,8 @@ class Plan:
         got = check_array(function, name, array)
         if got == spec:
             return
-        for what in ("library", "device", "dtype", "shape"):
+        check_same_place(function, name, got, "the plan", spec)
+        for what in ("dtype", "shape"):
             mine, planned = getattr(got, what), getattr(spec, what)
             if mine != planned:
                 fail(ValueError, function, name, f"has {what} {mine}", f"{planned}, as in the plan")
@@ -412,11 +413,15 @@ def _find_plan(
 ) -> Plan:
     name = operator.name
     specs = tuple(
-        None if array is None and argument in operator.optional else check(name, argument, array)
+        None
+        if array is None and argument in operator.optional
+        else check_dtype(name, argument, check(name, argument, array))
         for argument, array in zip(operator.inputs, inputs, strict=True)
     )
     out_specs = tuple(
-        None if array is None else check(name, operator.label(output), array)
+        None
+        if array is None
+        else check_dtype(name, operator.label(output), check(name, operator.label(output), array))
         for output, array in zip(operator.outputs, outs, strict=True)
     )
     return _cached_plan(operator, specs, out_specs, options)

@@ -109,9 +109,10 @@ __device__ __forceinline__ void round_to(double a, bf16& r) { round_to(narrow(a)
 // Elements a thread owns: 16 bytes of the activations' storage type.
 template <class S> struct Width { static const int value = 16 / sizeof(S); };
 // Rows that a thread loads before it uses the first: enough bytes in flight to hide the latency of
-// memory, few enough registers for two blocks and more on a multiprocessor.
+// memory, few enough registers for two blocks on a multiprocessor (one where 16-bit activations meet
+// float64 parameters).
 template <class S, bool VECTOR> struct Unroll {
-    static const int value = (sizeof(S) == 2 ? 2 : 4) / (VECTOR ? 1 : 2);
+    static const int value = !VECTOR ? 1 : sizeof(S) == 2 ? 2 : 4;
 };
 
 // What one memory instruction moves.

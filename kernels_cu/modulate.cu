@@ -1,9 +1,9 @@
 // modulate: y = x * factor + shift, factor = scale or 1 + scale, for x of shape (B, L, D).
 //
-// Grid    one axis over tiles of blockDim.z samples x `rows` rows x blockDim.x * N columns; a block
-//         takes every gridDim.x-th tile, so that any number of tiles fits.
-// Block   (x, y, z): x groups of N columns, y rows at a time, z samples; 256 threads. N elements
-//         are 16 bytes of x. UNROLL rows are loaded before the first is used.
+// Grid    one axis over tiles of blockDim.z pieces x blockDim.x * N columns, a piece being `rows` rows
+//         of one sample; a block takes every gridDim.x-th tile, so that any number of tiles fits.
+// Block   (x, y, z): x groups of N columns, y rows at a time, z pieces; at most 256 threads. N
+//         elements are 16 bytes of x. UNROLL rows are loaded before the first is used.
 // Shared  none. Workspace none.
 // Bytes   read sizeof(X), written sizeof(X) per element, and each row of scale and shift once per
 //         tile (once per element where there is a row for each token).
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(256) modulate(
 
     for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Columns<VECTOR, N> c(tile % column_tiles, D);
-        const int64 row_tile = tile / column_tiles % row_tiles;
-        const int64 b = tile / column_tiles / row_tiles * blockDim.z + threadIdx.z;
+        const int64 piece = tile / column_tiles * blockDim.z + threadIdx.z;
+        const int64 b = piece / row_tiles, row_tile = piece % row_tiles;
         if (b >= B || c.count == 0) continue;
         const int64 end = min(L, (row_tile + 1) * rows);
 

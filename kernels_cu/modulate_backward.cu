@@ -4,11 +4,11 @@
 // over the axes along which the parameter was broadcast.
 //
 // modulate_backward_rows: one pass over x and grad_output gives all three.
-// Grid    one axis over tiles of blockDim.z samples x one chunk of CHUNK_ROWS rows x blockDim.x * N
-//         columns; a block takes every gridDim.x-th tile, so that any number of tiles fits.
+// Grid    one axis over tiles of blockDim.z chunks x blockDim.x * N columns, a chunk being CHUNK_ROWS
+//         rows of one sample; a block takes every gridDim.x-th tile, so that any number fits.
 // Block   (x, y, z): x groups of N columns, y = LANES = 8 rows at a time (fewer if there are fewer
-//         rows), z samples; 256 threads. N elements are 16 bytes of x. UNROLL rows of both inputs
-//         are loaded before the first is used.
+//         rows), z chunks; at most 256 threads. N elements are 16 bytes of x. UNROLL rows of both
+//         inputs are loaded before the first is used.
 // Shared  256 * N accumulators in the compute type, for each of the two sums, and the factors of the
 //         block's columns, loaded by its first row for all.
 // Bytes   read 2 sizeof(X), written sizeof(X) per element, each row of scale once per tile, and a
@@ -30,7 +30,7 @@ enum Sum { NO_SUM = 0, PER_TOKEN = 1, CHUNK_SUMS = 2, FINAL = 3 };
 const int CHUNK_ROWS = 64;
 
 template <class X, class P, bool VECTOR>
-__global__ void __launch_bounds__(256) modulate_backward_rows(
+__global__ void __launch_bounds__(256, 1) modulate_backward_rows(
     const X* x, int64 x_b, int64 x_l, int64 x_d,
     const X* grad_output, int64 grad_output_b, int64 grad_output_l, int64 grad_output_d,
     const P* scale, int64 scale_b, int64 scale_l, int64 scale_d,
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(256) modulate_backward_rows(
 
     for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Columns<VECTOR, N> c(tile % column_tiles, D);
-        const int64 chunk = tile / column_tiles % chunks;
-        const int64 b = tile / column_tiles / chunks * blockDim.z + threadIdx.z;
+        const int64 piece = tile / column_tiles * blockDim.z + threadIdx.z;
+        const int64 b = piece / chunks, chunk = piece % chunks;
         const bool active = b < B && c.count > 0;
         const int64 end = min(L, (chunk + 1) * CHUNK_ROWS);
 
@@ -150,18 +150,18 @@ __global__ void __launch_bounds__(256) modulate_backward_rows(
             const bool of_scale = item < items;
             const int z = item % items / width, w = item % width;
             const int group = VECTOR ? w / N : w % blockDim.x, i = VECTOR ? w % N : w / blockDim.x;
-            const int64 sample = b - threadIdx.z + z, d = tile % column_tiles * width + w;
+            const int64 summed = piece - threadIdx.z + z, d = tile % column_tiles * width + w;
             const int mode = of_scale ? scale_mode : shift_mode;
-            if (mode < CHUNK_SUMS || sample >= B || d >= D) continue;
+            if (mode < CHUNK_SUMS || summed >= B * chunks || d >= D) continue;
             const C* lanes = &shared_sums[of_scale ? 0 : 1][i][z * blockDim.x + group];
             C total = lanes[0];
             for (int lane = 1; lane < blockDim.y; ++lane) total = add(total, lanes[lane * columns]);
             if (mode == CHUNK_SUMS)
-                (of_scale ? scale_sums : shift_sums)[(sample * chunks + chunk) * D + d] = total;
-            else if (of_scale)
-                round_to(total, grad_scale[sample * grad_scale_b + d * grad_scale_d]);
+                (of_scale ? scale_sums : shift_sums)[summed * D + d] = total;
+            else if (of_scale)  // the only chunk of its sample
+                round_to(total, grad_scale[summed * grad_scale_b + d * grad_scale_d]);
             else
-                round_to(total, grad_shift[sample * grad_shift_b + d * grad_shift_d]);
+                round_to(total, grad_shift[summed * grad_shift_b + d * grad_shift_d]);
         }
         __syncthreads();  // before the next tile writes into shared memory
     }
@@ -178,18 +178,31 @@ __global__ void __launch_bounds__(256) modulate_backward_combine(
     const int64 grad_d = blockIdx.y == 0 ? grad_0_d : grad_1_d;
     const bool shared = blockIdx.y == 0 ? shared_0 : shared_1;
     const int64 rows = shared ? 1 : samples, summed = shared ? samples : 1;
+    const int PREFETCH = 8;
 
     for (int64 item = (int64)blockIdx.x * blockDim.x + threadIdx.x; item < rows * D;
          item += (int64)gridDim.x * blockDim.x) {
         const int64 row = item / D, d = item % D;
         const C* next = sums + row * chunks * D + d;
         double total = summed > 0 && chunks > 0 ? -0.0 : 0.0;  // a sum over nothing is +0
-        for (int64 b = 0; b < summed; ++b) {
-            double sample = -0.0;
-#pragma unroll 8
-            for (int64 chunk = 0; chunk < chunks; ++chunk, next += D)
-                sample = add(sample, widen(*next));
-            total = add(total, sample);
+        double sample = -0.0;
+        // The sums of all chunks of all samples follow one another; several are loaded at once.
+        int64 chunk = 0;
+        for (int64 first = 0; first < summed * chunks; first += PREFETCH, next += PREFETCH * D) {
+            C values[PREFETCH];
+#pragma unroll
+            for (int u = 0; u < PREFETCH; ++u)
+                values[u] = first + u < summed * chunks ? next[u * D] : C(0);
+#pragma unroll
+            for (int u = 0; u < PREFETCH; ++u) {
+                if (first + u >= summed * chunks) continue;
+                sample = add(sample, widen(values[u]));
+                if (++chunk == chunks) {
+                    total = add(total, sample);
+                    sample = -0.0;
+                    chunk = 0;
+                }
+            }
         }
         C rounded;
         round_to(total, rounded);

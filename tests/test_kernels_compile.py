@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import simulated
-from cupyops import _exp_segsum_device, _kernels, _launch, _modulate_host
+from cupyops import _kernels, _launch, _modulate_device
 from ptx import nvrtc
 from simulated import SOURCES, instances
 
@@ -76,16 +76,22 @@ def test_errors_name_file_and_line() -> None:
         nvrtc.compile_ptx(text, simulated.options(simulated.TARGETS[0]), ())
 
 
-@pytest.mark.parametrize(
-    ("source", "constant", "value"),
-    [
-        ("modulate_backward.cu", "CHUNK_ROWS", _modulate_host.CHUNK_ROWS),
-        ("exp_segsum.cu", "ROWS", _exp_segsum_device.TILE_ROWS),
-    ],
-)
-def test_constants_agree_with_the_launches(source: str, constant: str, value: int) -> None:
+CONSTANTS = {
+    "modulate.cu": ("HAS_SCALE", "ONE_PLUS_SCALE", "HAS_SHIFT"),
+    "modulate_backward.cu": (
+        *("HAS_SCALE", "ONE_PLUS_SCALE", "WRITE_GRAD_INPUT"),
+        *("NO_SUM", "PER_TOKEN", "CHUNK_SUMS", "FINAL"),
+        "CHUNK_ROWS",
+    ),
+}
+
+
+@pytest.mark.parametrize("source", CONSTANTS)
+def test_constants_agree_with_the_launches(source: str) -> None:
     text = (_kernels.source_directory() / source).read_text()
-    assert re.findall(rf"\b{constant} = (\d+)", text) == [str(value)]
+    for constant in CONSTANTS[source]:
+        value = getattr(_modulate_device, constant)
+        assert re.findall(rf"\b{constant} = (\d+)", text) == [str(value)], constant
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -22,7 +22,7 @@ import simulated
 import traffic
 from cupyops import _exp_segsum, _kernels, _launch, _modulate, _plan
 from cupyops._arrays import ArraySpec
-from cupyops._modulate_host import CHUNK_ROWS
+from cupyops._modulate_rows import CHUNK_ROWS
 from ptx import Executor, Memory, memory, nvrtc
 from simulated import SOURCES, TARGETS, GpuArray, SimulatedExecutor, instances, plan_of, run_checked
 from support import (
@@ -111,7 +111,7 @@ def test_every_segment_sum_instance_is_within_the_error_bound(
 ) -> None:
     rng = np.random.default_rng(6)
     # 24 and 7 for vectors and scalars; the last length needs parts in the workspace.
-    many = {2: 1100, 4: 1030, 8: 530}[np.dtype(simulated_dtype(name)).itemsize]
+    many = {2: 1410, 4: 1030, 8: 530}[np.dtype(simulated_dtype(name)).itemsize]
     for length in (24, 7, 33):
         x = sequence(rng, (3, length), name, "decay")
         assert_exp_segsum(cupyops.exp_segsum(on_device(x)).values, x)
@@ -123,7 +123,7 @@ def test_every_segment_sum_instance_is_within_the_error_bound(
     launched = {launch.kernel.name for launch in gpu.launched}
     suffix = f"<{_launch.C_TYPES[name]}"
     expected = {i for s in SOURCES[2:] for i in instances(s) if re.search(rf"{suffix}[,>]", i)}
-    assert expected - launched <= {f"exp_segsum_backward_combine{suffix}>"}
+    assert expected == {name for name in launched if suffix in name}
 
 
 def simulated_dtype(name: str) -> np.dtype:
@@ -452,8 +452,9 @@ def test_traffic_is_within_the_targets(name: str, capsys: pytest.CaptureFixture[
     for row in rows:
         if traffic.row_bytes(row) >= 128:
             assert row.ratio <= 1.05, row
-            if all("true" in kernel or "combine" in kernel for kernel in row.kernels):
-                assert row.request_ratio <= 1.15, row
+            in_vectors = all("true" in kernel or "combine" in kernel for kernel in row.kernels)
+            # Scalar accesses of exp_segsum_backward lie the N columns of a thread apart.
+            assert row.request_ratio <= (1.15 if in_vectors else 8), row
         if row.operator == "modulate_backward" and row.counted[1] <= CHUNK_ROWS:
             assert row.workspace == 0, row
 

@@ -10,6 +10,7 @@ import threading
 import weakref
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -137,6 +138,17 @@ def test_repr_tells_operator_arrays_options_and_bytes() -> None:
         "scale=float32[2, 1152], one_plus_scale=True) -> grad_input=float32[2, 256, 1152], "
         f"grad_scale=float32[2, 1152]; numpy on cpu, workspace 0 bytes, traffic {traffic} bytes>"
     )
+
+
+def test_traffic_of_modulation_counts_what_is_read() -> None:
+    x, row = np.zeros((4, 16, 8), np.float32), np.zeros((4, 8), np.float32)
+    position = np.zeros((1, 16, 8), np.float32)
+    plan = cupyops.plan_modulate_backward
+    assert plan(x, grad_output=x).traffic == 2 * x.nbytes
+    assert plan(x, grad_output=x, shift=row).traffic == 2 * x.nbytes + row.nbytes
+    # Two directions of summing read grad_output twice.
+    traffic = plan(x, grad_output=x, scale=row, shift=position).traffic
+    assert traffic == 4 * x.nbytes + 2 * row.nbytes + position.nbytes
 
 
 def test_traffic_of_the_segment_sums_counts_what_is_needed() -> None:
@@ -273,6 +285,20 @@ def test_a_description_is_no_array(call: Call) -> None:
         getattr(cupyops, call.name)(described(call.first), **call.arrays)
 
 
+def test_a_description_can_be_copied_and_sent() -> None:
+    spec = cupyops.ArraySpec((2, 3), ml_dtypes.bfloat16, strides=(-8, 2))
+    for other in (copy.copy(spec), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
+        assert other == spec
+        assert type(other) is cupyops.ArraySpec
+
+
+def test_metadata_of_a_dtype_stays_with_its_array() -> None:
+    marked = np.ones((5, 6, 7), np.dtype(np.float32, metadata={"a": 1}))
+    first, second = cupyops.modulate(marked), cupyops.modulate(np.ones((5, 6, 7), np.float32))
+    assert first.dtype.metadata is None
+    assert second.dtype.metadata is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
@@ -282,6 +308,8 @@ def test_a_description_is_no_array(call: Call) -> None:
         (((2,), "no dtype"), {}, TypeError, "no dtype"),
         (((2, 3), "float32"), {"strides": (4,)}, ValueError, "strides is"),
         (((2,), "float32"), {"library": "torch"}, ValueError, "library is 'torch'; expected"),
+        (((2**40, 2**40), "float32"), {}, ValueError, r"expected at most 2\*\*63"),
+        (((2,), "float32"), {"strides": (2**70,)}, ValueError, r"expected at most 2\*\*63"),
         (((2,), "float32"), {"device": 0}, ValueError, "device is 0; expected None or 'cpu'"),
         (((2,), "float32"), {"library": "cupy", "device": "gpu"}, ValueError, "device is 'gpu'"),
         (((2,), "float32"), {"library": "cupy", "device": -1}, ValueError, "device is -1"),
