@@ -20,6 +20,8 @@ OPERATORS = ["modulate", "modulate_backward", "exp_segsum", "exp_segsum_backward
 
 # A room imports rooms of a lower level only.
 LEVELS = {
+    "aclnn": 7,
+    "_aclnn": 6,
     "__init__": 6,
     "_modulate": 5,
     "_exp_segsum": 5,
@@ -27,12 +29,14 @@ LEVELS = {
     "_modulate_device": 4,
     "_exp_segsum_device": 4,
     "_modulate_host": 3,
+    "_modulate_rows": 0,
     "_exp_segsum_host": 3,
     "_kernels": 3,
     "_host": 2,
     "_launch": 2,
     "_checks": 1,
     "_arrays": 0,
+    "_status": 0,
 }
 
 
