@@ -36,7 +36,7 @@ __device__ __forceinline__ C sum_of_strips(const C* parts, int64 T, int64 width,
 }
 
 template <class X, bool VECTOR>
-__global__ void __launch_bounds__(256) exp_segsum_backward_rows(
+__global__ void __launch_bounds__(256, 1) exp_segsum_backward_rows(
     const X* y, int64 y_0, int64 y_1, int64 y_2, int64 y_3, int64 y_i, int64 y_j,
     const X* grad_output, int64 g_0, int64 g_1, int64 g_2, int64 g_3, int64 g_i, int64 g_j,
     X* out, int64 out_0, int64 out_1, int64 out_2, int64 out_3, int64 out_t,
