@@ -6,7 +6,7 @@
 // reverse cumulation c[k, j] = sum over i >= k of m[i, j], and the strip's part of grad_input[k] is
 // the sum of its c[k, j] over j < k. Rows at or above the strip's first column have no part.
 // Grid    one axis over tiles; a block takes every gridDim.x-th tile.
-// Block   (x, y, z), 256 threads or a little fewer: x lanes of a strip (a power of two, at most a
+// Block   (x, y, z), at most 256 threads: x lanes of a strip (a power of two, at most a
 //         warp), y strips, z matrices. N elements are 16 bytes. UNROLL rows of both inputs are
 //         loaded before the first is used.
 // Shared  the strips' parts, T values in the compute type for each strip of the block, when all
