@@ -10,12 +10,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupyops._arrays import CUDA_DEVICE, EXTRAS, import_cupy, require_device
 from cupyops._checks import a_type, fail
 from cupyops._launch import Kernel, Launch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COMMON = "common.cuh"
 OPTIONS = ("--std=c++17", "-fmad=false", "-lineinfo")
@@ -26,6 +28,8 @@ DEFAULT_SHARED_BYTES = 48 * 1024
 
 def source_directory() -> Path:
     """The directory of the ``.cu`` files: inside an installed package, beside it in a checkout."""
+    from pathlib import Path  # late: NumPy users never need it, and it costs a tenth of our import
+
     package = Path(__file__).parent
     for directory in (package / "kernels_cu", package.parent / "kernels_cu"):
         if (directory / COMMON).is_file():

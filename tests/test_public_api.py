@@ -96,7 +96,7 @@ def own_import_milliseconds() -> float:
 
 def test_importing_adds_less_than_30_ms_to_the_dependencies() -> None:
     # The least of several: a busy machine only ever adds.
-    assert min(own_import_milliseconds() for _ in range(5)) < 30
+    assert min(own_import_milliseconds() for _ in range(10)) < 30
 
 
 def test_all_names_exist_and_nothing_else_is_public() -> None:
