@@ -6,6 +6,7 @@ NumPy is imported here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from operator import index
@@ -281,15 +282,18 @@ def spec_of(value: object) -> ArraySpec | None:
 
     Not of an `ArraySpec`: only a plan can do without the array.
     """
-    library = _library_of.get(type(value))
-    if library is None:
-        name = (type(value).__module__, type(value).__qualname__)
-        for library in _LIBRARIES.values():
-            if name in library.types:
-                _library_of[type(value)] = library
-                return library.spec(value)
-        return None
-    return library.spec(value)
+    library = _library_of.get(type(value)) or _recognise(type(value))
+    return None if library is None else library.spec(value)
+
+
+def _recognise(cls: type) -> _Library | None:
+    """The library of a class seen for the first time: by its name, and it must bear it rightly."""
+    name = (cls.__module__, cls.__qualname__)
+    for library in _LIBRARIES.values():
+        if name in library.types and getattr(sys.modules.get(name[0]), name[1], None) is cls:
+            _library_of[cls] = library
+            return library
+    return None
 
 
 def type_name(value: object) -> str:

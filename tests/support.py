@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -292,3 +295,23 @@ def gradient_pair(rng, shape, name: str) -> tuple[np.ndarray, np.ndarray]:
     unread = np.triu(np.ones(shape[-2:], bool))
     y[..., unread], grad[..., unread] = math.nan, math.inf
     return y, grad
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """Results of ``work(0) ... work(count - 1)``, begun together; an exception is a result."""
+    results: list[Any] = [None] * count
+    barrier = threading.Barrier(count)
+
+    def target(i: int) -> None:
+        barrier.wait()
+        try:
+            results[i] = work(i)
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=target, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results

@@ -15,7 +15,7 @@ import pytest
 from aclnn_calls import assert_failed, eager, memory, phase_one, phase_two, ready
 from aclnn_table import FUNCTIONS, INNER, INVALID, NULLPTR, OUTPUTS, RUNTIME, SUCCESS, tensors
 from cupyops import _aclnn, _plan, aclnn
-from support import assert_same_bits
+from support import assert_same_bits, in_threads
 
 # -- executors ----------------------------------------------------------------------------------
 
@@ -190,25 +190,6 @@ def test_the_text_belongs_to_a_thread_and_stays_until_the_next_failure() -> None
 
 
 # -- threads ------------------------------------------------------------------------------------
-
-
-def in_threads(count: int, work: Any) -> list[Any]:
-    results: list[Any] = [None] * count
-    barrier = threading.Barrier(count)
-
-    def target(i: int) -> None:
-        barrier.wait()
-        try:
-            results[i] = work(i)
-        except BaseException as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=target, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

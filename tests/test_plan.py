@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import gc
 import pickle
-import threading
 import weakref
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 import cupyops
 from cupyops import _plan
+from support import in_threads
 
 OPERATORS = ["modulate", "modulate_backward", "exp_segsum", "exp_segsum_backward"]
 
@@ -292,6 +292,12 @@ def test_a_description_can_be_copied_and_sent() -> None:
         assert type(other) is cupyops.ArraySpec
 
 
+def test_a_class_that_borrows_the_name_of_an_array_is_refused() -> None:
+    borrowed = type("ndarray", (), {"__module__": "numpy", "shape": (3,), "strides": (4,)})
+    with pytest.raises(TypeError, match=r"modulate: x is a numpy\.ndarray; expected"):
+        cupyops.modulate(borrowed())
+
+
 def test_metadata_of_a_dtype_stays_with_its_array() -> None:
     marked = np.ones((5, 6, 7), np.dtype(np.float32, metadata={"a": 1}))
     first, second = cupyops.modulate(marked), cupyops.modulate(np.ones((5, 6, 7), np.float32))
@@ -408,25 +414,6 @@ def test_failures_are_not_cached(call: Call) -> None:
 
 
 # -- threads ------------------------------------------------------------------------------------
-
-
-def in_threads(count: int, work: Any) -> list[Any]:
-    results: list[Any] = [None] * count
-    barrier = threading.Barrier(count)
-
-    def target(i: int) -> None:
-        barrier.wait()
-        try:
-            results[i] = work(i)
-        except BaseException as error:
-            results[i] = error
-
-    threads = [threading.Thread(target=target, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def test_one_plan_runs_in_many_threads_at_once(call: Call) -> None:
