@@ -1,4 +1,4 @@
-"""What README and examples show is true."""
+"""What README, manual and examples show is true."""
 
 from __future__ import annotations
 
@@ -11,17 +11,45 @@ import numpy as np
 import pytest
 
 import cupyops
+from libraries import require_gpu
+from pages import PAGES, ROOT, fences, run_page
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+MANUAL = [page for page in PAGES if page.parent.name == "docs"]
 
 
-def test_the_code_of_the_readme_runs_from_top_to_bottom() -> None:
-    names: dict[str, object] = {}
-    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 6
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
+    run_page(page)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_on_a_gpu(page: Path) -> None:
+    require_gpu()
+    run_page(page, gpu=True)
+
+
+def test_a_page_with_a_wrong_result_or_error_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for code in ("```python\nassert 1 == 2\n```\n", "```pycon\n>>> 1 + 1\n3\n```\n"):
+        page.write_text(code)
+        with pytest.raises(AssertionError):
+            run_page(page)
+    page.write_text("<!-- gpu -->\n```python\nassert 1 == 2\n```\n")
+    run_page(page)
+    with pytest.raises(AssertionError):
+        run_page(page, gpu=True)
+
+
+def test_every_fence_with_python_is_one_that_is_run() -> None:
+    for page in PAGES:
+        opened = re.findall(r"^\s*(?:```|~~~)\{?(?:py|code)\S*", page.read_text(), re.MULTILINE)
+        assert len(opened) == len(fences(page)), page
+
+
+def test_the_readme_leads_to_results() -> None:
+    names = run_page(ROOT / "README.md")
     grads = names["grads"]
     assert isinstance(grads, cupyops.ModulateGrads)
     np.testing.assert_array_equal(names["out"], names["decay"])
