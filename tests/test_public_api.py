@@ -21,6 +21,7 @@ OPERATORS = ["modulate", "modulate_backward", "exp_segsum", "exp_segsum_backward
 
 # A room imports rooms of a lower level only.
 LEVELS = {
+    "__main__": 8,
     "aclnn": 7,
     "_aclnn": 6,
     "__init__": 6,
@@ -67,13 +68,25 @@ def test_imports_go_down_only(room: str) -> None:
             assert LEVELS[name] < LEVELS[room], f"{room} imports {module}"
 
 
+def test_the_command_line_stands_on_top() -> None:
+    """Nothing below it imports it, and it sees of the package what its users see, and devices."""
+    for path in (ROOT / "cupyops").glob("*.py"):
+        if path.stem != "__main__":
+            assert not any(name.startswith("cupyops.cli") for name in imports_of(path)), path
+    allowed = {"cupyops", "cupyops._arrays", "cupyops._kernels"}
+    for path in (ROOT / "cupyops" / "cli").glob("*.py"):
+        for name in imports_of(path):
+            if name.startswith("cupyops._"):
+                assert ".".join(name.split(".")[:2]) in allowed, f"{path.name} imports {name}"
+
+
 def test_importing_and_using_numpy_loads_no_other_array_library() -> None:
     code = (
         "import sys, numpy as np, cupyops\n"
         "x = np.ones((2, 3, 4), np.float32)\n"
         "cupyops.modulate_backward(x, grad_output=x, scale=x, shift=x)\n"
         "cupyops.exp_segsum_backward(cupyops.exp_segsum(x), grad_output=cupyops.exp_segsum(x))\n"
-        "print({'cupy', 'torch', 'dask', 'jax'} & set(sys.modules))\n"
+        "print({'cupy', 'torch', 'dask', 'jax', 'argparse', 'tqdm'} & set(sys.modules))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

@@ -1,0 +1,3 @@
+from cupyops.cli import main
+
+raise SystemExit(main())
