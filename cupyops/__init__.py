@@ -1,7 +1,9 @@
 """Modulation (adaLN) and exponential segment sum (Mamba-2), forward and backward.
 
-The functions take NumPy or CuPy arrays and return arrays of the same library. Importing this
-package imports no array library but NumPy.
+The functions take NumPy or CuPy arrays and return arrays of the same library. Each has a plan,
+``plan_<function>``: all checks once, then any number of runs. ``cupyops.aclnn``, which has to be
+imported by name, offers the operators in the form of a two-phase C API. Importing this package
+imports no array library but NumPy.
 """
 
 from cupyops._arrays import ArraySpec

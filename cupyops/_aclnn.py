@@ -146,7 +146,22 @@ class aclOpExecutor:
     Phase two may run it **once**, unless `aclSetAclOpExecutorRepeatable` was called before. A run
     that is refused because of its arguments does not count; one that has begun does, even if a
     launch fails then. A used or destroyed executor holds no tensor any more. Threads that share an
-    executor run it one after another.
+    executor run it one after another. It can be neither copied nor pickled: TypeError.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyops.aclnn import *
+    >>> x, out = np.zeros((1, 1, 3), np.float32), np.empty((1, 1, 3, 3), np.float32)
+    >>> status, workspace_size, executor = aclnnExpSegsumGetWorkspaceSize(x, out)
+    >>> executor
+    <aclOpExecutor of aclnnExpSegsum>
+    >>> aclnnExpSegsum(None, 0, executor, None).name
+    'ACLNN_SUCCESS'
+    >>> executor
+    <aclOpExecutor was already used>
+    >>> aclnnExpSegsum(None, 0, executor, None).name
+    'ACLNN_ERR_PARAM_INVALID'
     """
 
     __module__ = "cupyops.aclnn"
@@ -178,10 +193,35 @@ class aclOpExecutor:
 def aclSetAclOpExecutorRepeatable(executor: aclOpExecutor | None) -> aclnnStatus:
     """Let phase two run an executor any number of times, until `aclDestroyAclOpExecutor`.
 
+    Parameters
+    ----------
+    executor : aclOpExecutor
+        From a ``GetWorkspaceSize`` function, and not yet run.
+
     Returns
     -------
     aclnnStatus
         161001 if `executor` is None, 161002 if it is none, or was already used or destroyed.
+
+    Notes
+    -----
+    Every run reads and writes the tensors of phase one anew. Source:
+    ``aclSetAclOpExecutorRepeatable`` of CANN's aclnn API.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyops.aclnn import *
+    >>> x, out = np.zeros((1, 1, 3), np.float32), np.empty((1, 1, 3, 3), np.float32)
+    >>> status, workspace_size, executor = aclnnExpSegsumGetWorkspaceSize(x, out)
+    >>> assert aclSetAclOpExecutorRepeatable(executor) == ACLNN_SUCCESS, aclGetRecentErrMsg()
+    >>> for decay in (1, 2):
+    ...     x[...] = np.log(decay)
+    ...     assert aclnnExpSegsum(None, 0, executor, None) == ACLNN_SUCCESS, aclGetRecentErrMsg()
+    ...     print(out[0, 0, 2].tolist())
+    [1.0, 1.0, 1.0]
+    [4.0, 2.0, 1.0]
+    >>> assert aclDestroyAclOpExecutor(executor) == ACLNN_SUCCESS, aclGetRecentErrMsg()
     """
     name = "aclSetAclOpExecutorRepeatable"
     try:
@@ -200,10 +240,32 @@ def aclDestroyAclOpExecutor(executor: aclOpExecutor | None) -> aclnnStatus:
     A repeatable executor lives until then. One that is not ends by its run and must not be
     destroyed again, as in C; destroying it instead of running it is fine.
 
+    Parameters
+    ----------
+    executor : aclOpExecutor
+        From a ``GetWorkspaceSize`` function.
+
     Returns
     -------
     aclnnStatus
         161001 if `executor` is None, 161002 if it is none, or was already used or destroyed.
+
+    Notes
+    -----
+    Source: ``aclDestroyAclOpExecutor`` of CANN's aclnn API.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyops.aclnn import *
+    >>> x, out = np.zeros((1, 1, 3), np.float32), np.empty((1, 1, 3, 3), np.float32)
+    >>> status, workspace_size, executor = aclnnExpSegsumGetWorkspaceSize(x, out)
+    >>> aclDestroyAclOpExecutor(executor).name
+    'ACLNN_SUCCESS'
+    >>> aclDestroyAclOpExecutor(executor).name
+    'ACLNN_ERR_PARAM_INVALID'
+    >>> print(aclGetRecentErrMsg())
+    aclDestroyAclOpExecutor: executor was destroyed; expected one that is still to run
     """
     name = "aclDestroyAclOpExecutor"
     try:

@@ -38,8 +38,10 @@ class ArraySpec(_Fields):
     Parameters
     ----------
     shape : tuple of int
+        As the array would have it; any number of axes.
     dtype : dtype
-        As NumPy understands it; ``ml_dtypes.bfloat16`` too.
+        As NumPy understands it; ``ml_dtypes.bfloat16`` too. Any dtype can be described; operators
+        take float16, bfloat16, float32 and float64.
     library : {"numpy", "cupy"}
         The array library; the arrays of a later run must be of the same one.
     device : str or int, optional
@@ -53,8 +55,12 @@ class ArraySpec(_Fields):
     TypeError
         Shape, strides or dtype are not what such values can be.
     ValueError
-        A length is negative, there is not one stride for each axis, or library or device is
-        unknown.
+        A length is negative, there is not one stride for each axis, library or device is
+        unknown, or the array would have more than 2**63 - 1 bytes.
+    ImportError
+        The current CuPy device is asked for and CuPy cannot be imported.
+    RuntimeError
+        The current CuPy device is asked for and no GPU or driver answers.
 
     Examples
     --------
@@ -103,6 +109,7 @@ class ArraySpec(_Fields):
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         size = 1
         for length in self.shape:
             size *= length

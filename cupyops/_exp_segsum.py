@@ -48,6 +48,8 @@ def exp_segsum(x: Array, /, *, out: Array | None = None) -> Array:
         An argument is not an array of a supported library, or has an unsupported dtype.
     ValueError
         A shape does not fit, or `out` is read-only or overlaps itself or `x`.
+    RuntimeError
+        CuPy only: a kernel could not be compiled and loaded.
 
     Notes
     -----
@@ -56,7 +58,8 @@ def exp_segsum(x: Array, /, *, out: Array | None = None) -> Array:
     NaN. ``x[k]`` influences ``out[i, j]`` only if j < k <= i. The bits depend neither on the
     leading axes, nor on layout or alignment.
 
-    Source: Dao and Gu, "Transformers are SSMs", arXiv:2405.21060, listing 1 (``segsum``).
+    ``out[i, j] = exp(x[j+1] + ... + x[i])``: Dao and Gu, "Transformers are SSMs",
+    arXiv:2405.21060, listing 1 (the exponential of ``segsum``).
 
     Examples
     --------
@@ -97,6 +100,8 @@ def exp_segsum_backward(y: Array, /, *, grad_output: Array, out: Array | None = 
         An argument is not an array of a supported library, or has an unsupported dtype.
     ValueError
         A shape does not fit, or `out` is read-only or overlaps itself or an input.
+    RuntimeError
+        CuPy only: a kernel could not be compiled and loaded.
 
     Notes
     -----
@@ -104,7 +109,9 @@ def exp_segsum_backward(y: Array, /, *, grad_output: Array, out: Array | None = 
     product at (i, j) reaches ``grad_input[k]`` for j < k <= i and no other; no sum is a
     difference of sums. The bits depend neither on the leading axes, nor on layout or alignment.
 
-    The derivative of ``exp_segsum``; see there for the source.
+    The derivative of ``y[i, j] = exp(x[j+1] + ... + x[i])`` by the chain rule, since
+    ``d y[i, j] / d x[k] = y[i, j]`` for j < k <= i. Source of ``exp_segsum``: Dao and Gu,
+    arXiv:2405.21060, listing 1.
 
     Examples
     --------
@@ -117,12 +124,83 @@ def exp_segsum_backward(y: Array, /, *, grad_output: Array, out: Array | None = 
 
 
 def plan_exp_segsum(x: Array, /, *, out: Array | None = None) -> Plan:
-    """Plan ``exp_segsum`` for arrays like these: same arguments, nothing is computed."""
+    """Plan ``exp_segsum`` for arrays like these: same arguments and checks, nothing is computed.
+
+    Parameters
+    ----------
+    x, out : array or ArraySpec
+        As for ``exp_segsum``: (..., T) and (..., T, T), float16, bfloat16, float32 or float64. The
+        plan keeps shapes, dtypes, strides and device, never the arrays. With `out` absent, the
+        results of its runs are C-contiguous.
+
+    Returns
+    -------
+    Plan
+        Its ``run(x)`` does what ``exp_segsum`` does.
+
+    Raises
+    ------
+    TypeError
+        As ``exp_segsum``, with the same message.
+    ValueError
+        As ``exp_segsum``, with the same message.
+    RuntimeError
+        CuPy only: no GPU or driver answers, or a kernel could not be compiled and loaded.
+
+    Notes
+    -----
+    A run computes ``out[i, j] = exp(x[j+1] + ... + x[i])`` for j < i: Dao and Gu, "Transformers are
+    SSMs", arXiv:2405.21060, listing 1. It needs no workspace.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> x = np.log(np.array([1.0, 2.0, 3.0]))
+    >>> plan = cupyops.plan_exp_segsum(x)
+    >>> plan.run(x)[2]
+    array([6., 3., 1.])
+    """
     return plan_for(_EXP_SEGSUM, (x,), out)
 
 
 def plan_exp_segsum_backward(y: Array, /, *, grad_output: Array, out: Array | None = None) -> Plan:
-    """Plan ``exp_segsum_backward`` for arrays like these: same arguments, nothing is computed."""
+    """Plan ``exp_segsum_backward`` for arrays like these: same checks, nothing is computed.
+
+    Parameters
+    ----------
+    y, grad_output, out : array or ArraySpec
+        As for ``exp_segsum_backward``: (..., T, T), (..., T, T) and (..., T), float16, bfloat16,
+        float32 or float64. The plan keeps shapes, dtypes, strides and device, never the arrays.
+        With `out` absent, the results of its runs are C-contiguous.
+
+    Returns
+    -------
+    Plan
+        Its ``run(y, grad_output=...)`` does what ``exp_segsum_backward`` does.
+
+    Raises
+    ------
+    TypeError
+        As ``exp_segsum_backward``, with the same message.
+    ValueError
+        As ``exp_segsum_backward``, with the same message.
+    RuntimeError
+        CuPy only: no GPU or driver answers, or a kernel could not be compiled and loaded.
+
+    Notes
+    -----
+    A run computes ``grad_input[k] = sum(grad_output[i, j] * y[i, j] for i >= k for j < k)``, the
+    derivative of ``exp_segsum``: Dao and Gu, arXiv:2405.21060, listing 1. On a GPU it needs a
+    workspace where one block has no room for the sums of a whole matrix.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> ones = np.ones((4, 4), np.float32)
+    >>> plan = cupyops.plan_exp_segsum_backward(ones, grad_output=ones)
+    >>> plan.run(ones, grad_output=ones)
+    array([0., 3., 4., 3.], dtype=float32)
+    """
     return plan_for(_EXP_SEGSUM_BACKWARD, (y, grad_output), out)
 
 

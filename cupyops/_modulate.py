@@ -27,7 +27,26 @@ from cupyops._plan import Operator, Plan, Specs, plan_for, run_eagerly
 
 
 class ModulateGrads(NamedTuple):
-    """Gradients of ``modulate``; None for a parameter that was absent."""
+    """Gradients of ``modulate``, as ``modulate_backward`` returns them and as its `out` takes them.
+
+    Parameters
+    ----------
+    grad_input : array, shape (B, L, D)
+        ``grad_output * scale``, or ``grad_output * (1 + scale)``; has the dtype of `x`.
+    grad_scale : array or None
+        ``sum(grad_output * x)``, with shape and dtype of `scale`; None if that was absent.
+    grad_shift : array or None
+        ``sum(grad_output)``, with shape and dtype of `shift`; None if that was absent.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> x = np.ones((2, 3, 4), np.float32)
+    >>> grad_input, grad_scale, grad_shift = cupyops.modulate_backward(
+    ...     x, grad_output=x, scale=np.ones((2, 4), np.float16))
+    >>> grad_input.shape, grad_scale.shape, grad_scale.dtype, grad_shift
+    ((2, 3, 4), (2, 4), dtype('float16'), None)
+    """
 
     grad_input: Array
     grad_scale: Array | None
@@ -71,14 +90,17 @@ def modulate(
         An argument is not an array of a supported library, or has an unsupported dtype.
     ValueError
         A shape does not fit, or `out` is read-only or overlaps itself or an input.
+    RuntimeError
+        CuPy only: a kernel could not be compiled and loaded.
 
     Notes
     -----
     Computed in float32, or in float64 if any input is float64; each step is rounded once and
     the result is rounded to the dtype of `x`. The bits do not depend on batch size or layout.
 
-    The formula is adaptive layer norm's modulation: Peebles and Xie, "Scalable Diffusion Models
-    with Transformers", arXiv:2212.09748, section 3.2.
+    The formula, ``y = x * (1 + scale) + shift``, is adaptive layer norm's modulation: Peebles and
+    Xie, "Scalable Diffusion Models with Transformers", arXiv:2212.09748, section 3.2. Without the 1
+    it is the general affine form.
 
     Examples
     --------
@@ -136,6 +158,8 @@ def modulate_backward(
     ValueError
         A shape does not fit, an entry of `out` is read-only, overlaps itself, an input or
         another entry, or is given for a gradient that does not exist.
+    RuntimeError
+        CuPy only: a kernel could not be compiled and loaded.
 
     Notes
     -----
@@ -145,7 +169,8 @@ def modulate_backward(
     float64, and so are the samples' totals for a parameter shared by the batch. The bits depend
     neither on batch size, nor on layout or alignment. A sum over nothing is 0.
 
-    The derivative of ``modulate`` by the product rule; see there for the source.
+    The derivative of ``y = x * scale + shift`` by the product rule. Source of ``modulate``: Peebles
+    and Xie, arXiv:2212.09748, section 3.2.
 
     Examples
     --------
@@ -171,7 +196,45 @@ def plan_modulate(
     one_plus_scale: bool = False,
     out: Array | None = None,
 ) -> Plan:
-    """Plan ``modulate`` for arrays like these: same arguments, nothing is computed."""
+    """Plan ``modulate`` for arrays like these: same arguments and checks, nothing is computed.
+
+    Parameters
+    ----------
+    x, scale, shift, out : array or ArraySpec
+        As for ``modulate``: (B, L, D), (B, D) and so on, float16, bfloat16, float32 or float64. The
+        plan keeps shapes, dtypes, strides and device, never the arrays. With `out` absent, the
+        results of its runs are C-contiguous.
+    one_plus_scale : bool
+        As for ``modulate``; a run has no such argument.
+
+    Returns
+    -------
+    Plan
+        Its ``run(x, scale=..., shift=...)`` does what ``modulate`` does.
+
+    Raises
+    ------
+    TypeError
+        As ``modulate``, with the same message.
+    ValueError
+        As ``modulate``, with the same message.
+    RuntimeError
+        CuPy only: no GPU or driver answers, or a kernel could not be compiled and loaded.
+
+    Notes
+    -----
+    A run computes ``y = x * scale + shift``, or ``x * (1 + scale) + shift``: Peebles and Xie,
+    "Scalable Diffusion Models with Transformers", arXiv:2212.09748, section 3.2. It needs no
+    workspace.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> x, scale = np.ones((2, 3, 4), np.float32), np.full((2, 4), 0.5, np.float32)
+    >>> plan = cupyops.plan_modulate(x, scale=scale, one_plus_scale=True)
+    >>> plan.run(x, scale=scale)[0, 0]
+    array([1.5, 1.5, 1.5, 1.5], dtype=float32)
+    """
     options = (check_flag("modulate", "one_plus_scale", one_plus_scale),)
     return plan_for(_MODULATE, (x, scale, shift), out, options)
 
@@ -186,7 +249,50 @@ def plan_modulate_backward(
     one_plus_scale: bool = False,
     out: ModulateGrads | tuple[Array | None, Array | None, Array | None] | None = None,
 ) -> Plan:
-    """Plan ``modulate_backward`` for arrays like these: same arguments, nothing is computed."""
+    """Plan ``modulate_backward`` for arrays like these: same checks, nothing is computed.
+
+    Parameters
+    ----------
+    x, grad_output, scale, shift : array or ArraySpec
+        As for ``modulate_backward``: (B, L, D), (B, D) and so on, float16, bfloat16, float32 or
+        float64. The plan keeps shapes, dtypes, strides and device, never the arrays.
+    one_plus_scale : bool
+        As for ``modulate_backward``; a run has no such argument.
+    out : ModulateGrads or tuple of three, optional
+        As for ``modulate_backward``; any entry may be an ArraySpec. Gradients whose entry is absent
+        are C-contiguous in every run.
+
+    Returns
+    -------
+    Plan
+        Its ``run(x, grad_output=..., scale=..., shift=...)`` does what ``modulate_backward`` does.
+
+    Raises
+    ------
+    TypeError
+        As ``modulate_backward``, with the same message.
+    ValueError
+        As ``modulate_backward``, with the same message.
+    RuntimeError
+        CuPy only: no GPU or driver answers, or a kernel could not be compiled and loaded.
+
+    Notes
+    -----
+    A run computes ``grad_input = grad_output * scale`` (``* (1 + scale)`` if `one_plus_scale`),
+    ``grad_scale = sum(grad_output * x)`` and ``grad_shift = sum(grad_output)``, the derivative of
+    ``modulate``: Peebles and Xie, arXiv:2212.09748, section 3.2. On a GPU it needs a workspace
+    where a sum extends over more than one chunk of 64 rows.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> x, scale = np.ones((2, 3, 4), np.float32), np.full((2, 4), 0.5, np.float32)
+    >>> plan = cupyops.plan_modulate_backward(x, grad_output=x, scale=scale)
+    >>> plan.workspace_size
+    0
+    >>> plan.run(x, grad_output=x, scale=scale).grad_scale[0]
+    array([3., 3., 3., 3.], dtype=float32)
+    """
     options = (check_flag("modulate_backward", "one_plus_scale", one_plus_scale),)
     return plan_for(_MODULATE_BACKWARD, (x, grad_output, scale, shift), out, options)
 

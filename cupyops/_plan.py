@@ -60,14 +60,28 @@ class Plan:
 
     A plan is immutable and holds metadata, never arrays. It may run any number of times, and from
     several threads at once if each brings its own `out` and `workspace`. Make one with
-    ``cupyops.plan_<operator>``, which takes the arguments of the function of that name.
+    ``cupyops.plan_<operator>``, which takes the arguments of the function of that name. It cannot
+    be pickled: TypeError.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyops
+    >>> a = np.zeros((2, 3), np.float32)
+    >>> plan = cupyops.plan_exp_segsum(a)
+    >>> plan  # doctest: +ELLIPSIS
+    <Plan exp_segsum(x=float32[2, 3]) -> out=float32[2, 3, 3]; numpy on cpu, workspace 0 bytes, ...>
+    >>> plan.workspace_size, plan.traffic, plan.launches
+    (0, 96, ())
     """
 
     operator: Operator
+    """What is planned; its ``name`` is that of the function."""
     inputs: Specs
+    """Layouts of the input arrays, in the order of the function; None for one that is absent."""
     outputs: Specs
     """Layouts of the results; None for a gradient that does not exist."""
     options: tuple[tuple[str, Any], ...]
+    """(name, value) of each flag, such as ``one_plus_scale``."""
     in_place: frozenset[tuple[str, str]]
     """(output, input) pairs that may be the very same view."""
     traffic: int
@@ -107,22 +121,24 @@ class Plan:
 
         Parameters
         ----------
-        x, **arrays
-            The input arrays, named as in the function that was planned and with the shapes,
-            dtypes, strides and device of the plan. Parameters absent from the plan stay absent.
-        out
-            As in the function that was planned, with the layout that was planned (C-contiguous
-            if the plan was made without `out`; only then may it be None).
-        workspace
-            A one-dimensional contiguous uint8 array of at least ``workspace_size`` bytes, at any
-            alignment. Its contents are undefined before and after.
-            Allocated in the stream's memory pool if absent.
-        stream
-            The CuPy stream to run on, None for the current one. NumPy arrays have no streams.
+        x : array
+            The first input (`y` of ``exp_segsum_backward``), by position.
+        out : array or tuple, optional
+            As in the function that was planned, with the layout that was planned. May be absent
+            only if that is C-contiguous.
+        workspace : array, shape (n,), optional
+            Contiguous uint8 of at least ``workspace_size`` bytes, at any alignment. Its contents
+            are undefined before and after. Allocated in the stream's memory pool if absent.
+        stream : cupy.cuda.Stream, optional
+            Where to run; the current stream by default. NumPy arrays have no streams.
+        **arrays : array
+            The other inputs, named as in the function that was planned. All have the shapes,
+            dtypes, strides and device of the plan; parameters absent from it stay absent.
 
         Returns
         -------
-        What the function returns: `out` where it was given, else new arrays.
+        array or ModulateGrads
+            What the function returns: `out` where it was given, else new arrays.
 
         Raises
         ------
@@ -137,6 +153,20 @@ class Plan:
         -----
         On a GPU nothing is synchronised, and nothing is allocated if both `out` and `workspace`
         are given, so that a run can be captured into a CUDA graph.
+
+        Examples
+        --------
+        >>> import numpy as np, cupyops
+        >>> x = np.ones((2, 3, 4), np.float32)
+        >>> shift = np.full((2, 4), 2, np.float32)
+        >>> plan = cupyops.plan_modulate(x, shift=shift)
+        >>> out, workspace = np.empty_like(x), np.empty(plan.workspace_size, np.uint8)
+        >>> plan.run(x, shift=shift, out=out, workspace=workspace) is out
+        True
+        >>> plan.run(x[:1], shift=shift)
+        Traceback (most recent call last):
+            ...
+        ValueError: modulate: x has shape (1, 3, 4); expected (2, 3, 4), as in the plan
         """
         operator = self.operator
         others = operator.inputs[1:]
@@ -273,6 +303,7 @@ class Plan:
 
     @property
     def executor(self) -> Executor:
+        """What carries out plans of this array library."""
         return EXECUTORS[self.place.library]
 
     def execute(

@@ -24,6 +24,7 @@ class aclnnStatus(IntEnum):
     __module__ = "cupyops.aclnn"
 
     ACLNN_SUCCESS = 0
+    """The call did what it was asked to do."""
     ACLNN_ERR_PARAM_NULLPTR = 161001
     """A tensor, executor or workspace that is required is None."""
     ACLNN_ERR_PARAM_INVALID = 161002

@@ -95,8 +95,8 @@ def aclnnModulateGetWorkspaceSize(
 
     Notes
     -----
-    Source: ``aclnnModulate`` of CANN's ops-nn library; the formula is adaptive layer norm's,
-    Peebles and Xie, arXiv:2212.09748.
+    ``out = self * (1 + scale) + shift``. Source: ``aclnnModulate`` of CANN's ops-nn library; the
+    formula is adaptive layer norm's, Peebles and Xie, arXiv:2212.09748, section 3.2.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def aclnnModulateGetWorkspaceSize(
 def aclnnModulate(
     workspace: Array | None, workspace_size: int, executor: aclOpExecutor | None, stream: Any
 ) -> aclnnStatus:
-    """Phase two: run an executor of `aclnnModulateGetWorkspaceSize`, whose example shows both.
+    """Phase two: run an executor of `aclnnModulateGetWorkspaceSize`.
 
     Parameters
     ----------
@@ -138,6 +138,27 @@ def aclnnModulate(
     aclnnStatus
         161001 if `executor` is None, or `workspace` is None while its size is not 0; 161002 for any
         other bad argument, an executor that was already used among them; 361001 if a launch failed.
+
+    Notes
+    -----
+    Computes ``out = self * (1 + scale) + shift`` on the tensors of phase one; nothing is written
+    unless all arguments fit. Source: ``aclnnModulate`` of CANN's ops-nn library.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyops.aclnn import *
+    >>> x, out = np.ones((1, 2, 3), np.float32), np.empty((1, 2, 3), np.float32)
+    >>> row = np.full((1, 3), 2, np.float32)
+    >>> status, workspace_size, executor = aclnnModulateGetWorkspaceSize(x, row, row, out)
+    >>> aclnnModulate(None, workspace_size, None, None).name
+    'ACLNN_ERR_PARAM_NULLPTR'
+    >>> print(aclGetRecentErrMsg())
+    aclnnModulate: executor is None; expected an aclOpExecutor
+    >>> aclnnModulate(None, workspace_size, executor, None).name  # no workspace where it is 0 bytes
+    'ACLNN_SUCCESS'
+    >>> out[0, 0]
+    array([5., 5., 5.], dtype=float32)
     """
     return phase_two(MODULATE, workspace, workspace_size, executor, stream)
 
@@ -185,7 +206,8 @@ def aclnnModulateBackwardGetWorkspaceSize(
 
     Notes
     -----
-    Source: ``aclnnModulateBackward`` of CANN's ops-nn library.
+    ``grad_input = grad_output * scale``, and sums over L. Source: ``aclnnModulateBackward`` of
+    CANN's ops-nn library.
 
     Examples
     --------
@@ -212,7 +234,41 @@ def aclnnModulateBackward(
 ) -> aclnnStatus:
     """Phase two: run an executor of `aclnnModulateBackwardGetWorkspaceSize`.
 
-    Parameters and statuses are those of `aclnnModulate`.
+    Parameters
+    ----------
+    workspace : array, shape (n,), or None
+        Scratch memory, as in `aclnnModulate`.
+    workspace_size : int
+        Bytes of `workspace` that may be used.
+    executor : aclOpExecutor
+        Used up by the run, unless it is repeatable.
+    stream : cupy.cuda.Stream or None
+        None is the current stream, and the only choice on NumPy.
+
+    Returns
+    -------
+    aclnnStatus
+        As from `aclnnModulate`.
+
+    Notes
+    -----
+    Computes ``grad_input = grad_output * scale``, ``grad_scale = sum(grad_output * input)`` and
+    ``grad_shift = sum(grad_output)`` over L, into the tensors of phase one. Source:
+    ``aclnnModulateBackward`` of CANN's ops-nn library.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyops.aclnn import *
+    >>> x, grad_input = np.ones((1, 2, 3), np.float32), np.empty((1, 2, 3), np.float32)
+    >>> shift, grad_shift = np.zeros((1, 3), np.float32), np.empty((1, 3), np.float32)
+    >>> status, workspace_size, executor = aclnnModulateBackwardGetWorkspaceSize(
+    ...     x, x, None, shift, grad_input, None, grad_shift)
+    >>> assert status == ACLNN_SUCCESS, aclGetRecentErrMsg()
+    >>> aclnnModulateBackward(None, workspace_size, executor, None).name
+    'ACLNN_SUCCESS'
+    >>> grad_shift
+    array([[2., 2., 2.]], dtype=float32)
     """
     return phase_two(MODULATE_BACKWARD, workspace, workspace_size, executor, stream)
 
@@ -238,8 +294,8 @@ def aclnnExpSegsumGetWorkspaceSize(self: Array, out: Array) -> PhaseOne:
 
     Notes
     -----
-    Source: ``aclnnExpSegsum`` of CANN's ops-math library; the formula is Dao and Gu's,
-    "Transformers are SSMs", arXiv:2405.21060, listing 1.
+    ``out[i, j] = exp(self[j+1] + ... + self[i])``. Source: ``aclnnExpSegsum`` of CANN's ops-math
+    library; the formula is Dao and Gu's, "Transformers are SSMs", arXiv:2405.21060, listing 1.
 
     Examples
     --------
@@ -262,7 +318,38 @@ def aclnnExpSegsum(
 ) -> aclnnStatus:
     """Phase two: run an executor of `aclnnExpSegsumGetWorkspaceSize`.
 
-    Parameters and statuses are those of `aclnnModulate`.
+    Parameters
+    ----------
+    workspace : array, shape (n,), or None
+        Scratch memory, as in `aclnnModulate`.
+    workspace_size : int
+        Bytes of `workspace` that may be used.
+    executor : aclOpExecutor
+        Used up by the run, unless it is repeatable.
+    stream : cupy.cuda.Stream or None
+        None is the current stream, and the only choice on NumPy.
+
+    Returns
+    -------
+    aclnnStatus
+        As from `aclnnModulate`.
+
+    Notes
+    -----
+    Computes ``out[i, j] = exp(self[j+1] + ... + self[i])`` for j < i, 1 on the diagonal and 0 above
+    it, into the tensor of phase one. Source: ``aclnnExpSegsum`` of CANN's ops-math library.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyops.aclnn import *
+    >>> x, out = np.full((1, 1, 3), -np.inf, np.float16), np.empty((1, 1, 3, 3), np.float16)
+    >>> status, workspace_size, executor = aclnnExpSegsumGetWorkspaceSize(x, out)
+    >>> assert status == ACLNN_SUCCESS, aclGetRecentErrMsg()
+    >>> aclnnExpSegsum(None, workspace_size, executor, None).name
+    'ACLNN_SUCCESS'
+    >>> out[0, 0].tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
     return phase_two(EXP_SEGSUM, workspace, workspace_size, executor, stream)
 
@@ -293,7 +380,8 @@ def aclnnExpSegsumBackwardGetWorkspaceSize(
 
     Notes
     -----
-    Source: ``aclnnExpSegsumBackward`` of CANN's ops-math library.
+    ``gradInput[k] = sum(gradOutput[i, j] * gradSelf[i, j] for i >= k for j < k)``. Source:
+    ``aclnnExpSegsumBackward`` of CANN's ops-math library.
 
     Examples
     --------
@@ -316,6 +404,38 @@ def aclnnExpSegsumBackward(
 ) -> aclnnStatus:
     """Phase two: run an executor of `aclnnExpSegsumBackwardGetWorkspaceSize`.
 
-    Parameters and statuses are those of `aclnnModulate`.
+    Parameters
+    ----------
+    workspace : array, shape (n,), or None
+        Scratch memory, as in `aclnnModulate`.
+    workspace_size : int
+        Bytes of `workspace` that may be used.
+    executor : aclOpExecutor
+        Used up by the run, unless it is repeatable.
+    stream : cupy.cuda.Stream or None
+        None is the current stream, and the only choice on NumPy.
+
+    Returns
+    -------
+    aclnnStatus
+        As from `aclnnModulate`.
+
+    Notes
+    -----
+    Computes ``gradInput[k] = sum(gradOutput[i, j] * gradSelf[i, j] for i >= k for j < k)`` into the
+    tensor of phase one. Source: ``aclnnExpSegsumBackward`` of CANN's ops-math library.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cupyops.aclnn import *
+    >>> ones, grad = np.ones((1, 1, 3, 3), np.float32), np.empty((1, 1, 3), np.float32)
+    >>> status, workspace_size, executor = aclnnExpSegsumBackwardGetWorkspaceSize(ones, ones, grad)
+    >>> assert status == ACLNN_SUCCESS, aclGetRecentErrMsg()
+    >>> workspace = np.empty(workspace_size, np.uint8)
+    >>> aclnnExpSegsumBackward(workspace, workspace_size, executor, None).name
+    'ACLNN_SUCCESS'
+    >>> grad.ravel().tolist()
+    [0.0, 2.0, 2.0]
     """
     return phase_two(EXP_SEGSUM_BACKWARD, workspace, workspace_size, executor, stream)
