@@ -82,13 +82,16 @@ class ArraySpec(_Fields):
         device: str | int | None = None,
         strides: Iterable[SupportsIndex] | None = None,
     ) -> ArraySpec:
-        lengths = tuple(index(length) for length in shape)
+        lengths = _integers("shape", shape)
         if any(length < 0 for length in lengths):
             raise ValueError(f"ArraySpec: shape is {lengths}; expected no length below 0")
-        kind = np.dtype(dtype)
+        try:
+            kind = np.dtype(dtype)
+        except TypeError as error:
+            raise TypeError(f"ArraySpec: dtype is {dtype!r}; expected a dtype of NumPy") from error
         steps = _c_strides(lengths, kind.itemsize)
         if strides is not None:
-            steps = tuple(index(step) for step in strides)
+            steps = _integers("strides", strides)
             if len(steps) != len(lengths):
                 raise ValueError(f"ArraySpec: strides is {steps}; expected one for each axis")
         if library not in _LIBRARIES:
@@ -132,6 +135,14 @@ class ArraySpec(_Fields):
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+def _integers(argument: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        return tuple(index(value) for value in values)
+    except TypeError as error:
+        got = f"{argument} is {values!r}"
+        raise TypeError(f"ArraySpec: {got}; expected a tuple of integers") from error
 
 
 def contiguous(shape: tuple[int, ...], like: ArraySpec, dtype: np.dtype[Any]) -> ArraySpec:

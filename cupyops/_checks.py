@@ -28,7 +28,8 @@ def fail(error: type[Exception], function: str, argument: str, got: str, expecte
 
 def check_flag(function: str, argument: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
-        fail(TypeError, function, argument, f"is {a_type(value)}", "True or False")
+        got = "is None" if value is None else f"is {a_type(value)}"
+        fail(TypeError, function, argument, got, "True or False")
     return bool(value)
 
 

@@ -76,7 +76,7 @@ def exp_segsum_backward(y: Array, /, *, grad_output: Array, out: Array | None = 
     """Gradient of ``exp_segsum`` with respect to its input.
 
     ``grad_input[k] = sum(grad_output[i, j] * y[i, j] for i >= k for j < k)``: the entries of the
-    lower-left rectangle whose corner lies just below and left of the diagonal at k.
+    rectangle whose upper right corner lies just left of the diagonal in row k.
 
     Parameters
     ----------

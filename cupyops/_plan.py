@@ -262,6 +262,9 @@ class Plan:
             if array is not None:
                 fail(ValueError, function, name, "is given", "None, as in the plan")
             return
+        if array is None:
+            layout = "" if _arrays.is_contiguous(spec) else f" with strides {spec.strides}"
+            fail(TypeError, function, name, "is None", f"{spec}{layout}, as in the plan")
         got = check_array(function, name, array)
         if got == spec:
             return

@@ -68,11 +68,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["bench", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["bench", "--operator", "relu"], "argument --operator: invalid choice: 'relu'"),
-        (["bench", "--shape", "2x-3"], "argument --shape: '2x-3' is not a shape; expected BxLxD"),
-        (["bench", "--shape", "2x0x4"], "argument --shape: '2x0x4' is not a shape"),
+        (["bench", "--shape", "2y3"], "argument --shape: '2y3' is not a shape; expected BxLxD"),
+        (["bench", "--shape", "2x-3"], "argument --shape: '2x-3' has a length below 1"),
+        (["bench", "--shape", "2x0x4"], "argument --shape: '2x0x4' has a length below 1"),
         (["bench", "--rounds", "0"], "argument --rounds: '0' is not a number above 0"),
         (["bench", "--quick", "--all"], "argument --all: not allowed with argument --quick"),
         (["bench", "--operator", "modulate", "--shape", "4x8"], "none of the operators takes"),
+        (
+            ["bench", "--operator", "modulate", "--shape", "2x6x4", "--shape", "4x8"],
+            "none of the operators takes the shape 4x8",
+        ),
         (["selftest", "--backend", "torch"], "argument --backend: invalid choice: 'torch'"),
     ],
 )
@@ -101,6 +106,21 @@ def test_an_interrupt_ends_with_status_130_and_no_traceback() -> None:
     )
     assert done.returncode == 130, done.stderr
     assert done.stderr.strip() == "python -m cupyops selftest: interrupted"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cupyops", "info"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "python -m cupyops info: error: No space left on device\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes break otherwise there")

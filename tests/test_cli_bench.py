@@ -302,7 +302,7 @@ def test_a_picture_without_matplotlib_is_an_error_before_the_work(
     assert main([*QUICK, "--plot", str(tmp_path / "a.png")]) == 2
     err = capsys.readouterr().err
     assert "--plot needs matplotlib" in err
-    assert 'pip install "cupyops[bench]"' in err
+    assert "the extra 'bench' of cupyops brings it" in err
     assert len(err.splitlines()) == 1
 
 

@@ -213,7 +213,9 @@ def test_run_refuses_missing_and_unknown_arguments(call: Call) -> None:
     plan = call.plan()
     for name in call.arrays:
         rest = {n: a for n, a in call.arrays.items() if n != name}
-        with pytest.raises(TypeError, match=f"{call.name}: {name} is None; expected a numpy"):
+        with pytest.raises(
+            TypeError, match=f"{call.name}: {name} is None; expected .* as in the plan"
+        ):
             plan.run(call.first, **rest)
     with pytest.raises(TypeError, match=f"{call.name}: sclae is not an argument"):
         call.run(plan, sclae=call.first)
@@ -240,7 +242,9 @@ def test_a_strided_out_is_part_of_the_plan() -> None:
     assert not wide[..., 4:].any()
     with pytest.raises(ValueError, match=r"modulate: out has strides .* as in the plan"):
         plan.run(x, out=np.zeros_like(x))
-    with pytest.raises(TypeError, match=r"modulate: out is None; expected a numpy\.ndarray"):
+    with pytest.raises(
+        TypeError, match=r"modulate: out is None; expected .* with strides .* as in the plan"
+    ):
         plan.run(x)
 
 
@@ -309,9 +313,10 @@ def test_metadata_of_a_dtype_stays_with_its_array() -> None:
     ("arguments", "options", "error", "message"),
     [
         (((2, -1), "float32"), {}, ValueError, "shape is"),
-        (((2.5,), "float32"), {}, TypeError, "float"),
-        ((3, "float32"), {}, TypeError, "not iterable"),
-        (((2,), "no dtype"), {}, TypeError, "no dtype"),
+        (((2.5,), "float32"), {}, TypeError, r"^ArraySpec: shape is \(2\.5,\); expected a tuple"),
+        ((3, "float32"), {}, TypeError, "^ArraySpec: shape is 3; expected a tuple of integers"),
+        (((2,), "no dtype"), {}, TypeError, "^ArraySpec: dtype is 'no dtype'; expected a dtype"),
+        (((2,), "float32"), {"strides": 4}, TypeError, "^ArraySpec: strides is 4; expected"),
         (((2, 3), "float32"), {"strides": (4,)}, ValueError, "strides is"),
         (((2,), "float32"), {"library": "torch"}, ValueError, "library is 'torch'; expected"),
         (((2**40, 2**40), "float32"), {}, ValueError, r"expected at most 2\*\*63"),
@@ -326,6 +331,15 @@ def test_impossible_descriptions_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         cupyops.ArraySpec(*arguments, **options)
+
+
+def test_an_array_that_the_plan_has_must_be_given() -> None:
+    x, row = np.ones((2, 3, 4), np.float32), np.ones((2, 4), np.float32)
+    plan = cupyops.plan_modulate(x, shift=row, out=np.empty((2, 4, 3), np.float32).swapaxes(1, 2))
+    with pytest.raises(TypeError, match=r"shift is None; expected float32\[2, 4\], as in the plan"):
+        plan.run(x)
+    with pytest.raises(TypeError, match=r"out is None; expected .* with strides \(48, 4, 12\), as"):
+        plan.run(x, shift=row)
 
 
 # -- workspace and stream -----------------------------------------------------------------------

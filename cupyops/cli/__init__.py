@@ -46,10 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{PROG} {arguments.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more at exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return BROKEN_PIPE
+    except OSError as error:  # a full disk behind the output, for one
+        print(f"{PROG} {arguments.command}: error: {error.strerror or error}", file=sys.stderr)
+        _silence_stdout()
+        return USAGE_ERROR
     return status
+
+
+def _silence_stdout() -> None:
+    """Python flushes once more at exit, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -139,10 +139,12 @@ def parse_shape(text: str) -> tuple[int, ...]:
         shape = tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
         shape = ()
-    if len(shape) not in (2, 3) or any(length < 1 for length in shape):
+    if len(shape) not in (2, 3):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a shape; expected BxLxD, as 2x256x1152, or segments x T, as 512x128"
         )
+    if any(length < 1 for length in shape):
+        raise argparse.ArgumentTypeError(f"{text!r} has a length below 1")
     return shape
 
 

@@ -54,8 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
         quick=arguments.quick,
         everything=arguments.all,
     )
-    if not cases:
-        raise CommandError("none of the operators takes such a shape: B x L x D is for modulation")
+    for shape in arguments.shape or ():
+        if shape not in (case.shape for case in cases):
+            text = "x".join(map(str, shape))
+            raise CommandError(
+                f"none of the operators takes the shape {text}; modulation takes BxLxD, "
+                "segment sums take segments x T"
+            )
     on = _backend(arguments.backend)
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     if arguments.plot is not None:
@@ -213,9 +218,11 @@ def _as_json(outcome: Outcome, least_bytes: int) -> dict[str, Any]:
 
 def _print_head(bar: Progress, arguments: argparse.Namespace, on: Backend, rounds: int) -> None:
     where = "existing arrays (out=)" if arguments.out else "new arrays"
-    bar.print(f"{on.name}, results into {where}, medians of {rounds} rounds")
-    if not (arguments.all or arguments.quick or arguments.dtype):
-        bar.print("float32 alone; --all takes the other dtypes too")
+    bar.print(
+        f"{on.name}, results into {where}, medians of {rounds} round{'s' if rounds > 1 else ''}"
+    )
+    if not (arguments.all or arguments.dtype):
+        bar.print("float32 alone; --dtype takes others")
     bar.print("")
     bar.print(header(COLUMNS))
 

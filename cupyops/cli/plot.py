@@ -25,7 +25,7 @@ def _figure_class() -> Any:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
         raise CommandError(
-            f'--plot needs matplotlib: {error}; pip install "cupyops[bench]" brings it'
+            f"--plot needs matplotlib: {error}; the extra 'bench' of cupyops brings it"
         ) from error
 
 

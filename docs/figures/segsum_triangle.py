@@ -63,7 +63,7 @@ def svg() -> str:
     for i in range(T):
         for j in range(T):
             parts += cell(i, j)
-    # The outline of the rectangle, whose corner is just below and left of the diagonal at k.
+    # The outline of the rectangle, whose upper right corner is just left of the diagonal in row k.
     parts.append(
         f'<rect x="{LEFT}" y="{TOP + K * CELL}" width="{K * CELL}" height="{(T - K) * CELL}" '
         'fill="none" stroke="#b3560a" stroke-width="3"/>'
