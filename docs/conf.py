@@ -25,7 +25,7 @@ nitpicky = True
 # The words of numpydoc's type descriptions ("array, shape (B, L, D)") pass for names of classes.
 nitpick_ignore_regex = [("py:class", r"[^.]*|cupy\..*|numpy\..*")]
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"

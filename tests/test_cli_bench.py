@@ -231,7 +231,7 @@ def test_a_file_gets_the_json_and_standard_output_the_table(
     ours, plain = line["contenders"]["cupyops"], line["contenders"]["naive"]
     assert row[3:6] == [f"{ours['ms']:.3f}", f"{plain['ms']:.3f}", f"{line['ratio']:.2f}"]
     assert row[6:] == [f"{ours['gb_s']:.1f}", f"{ours['error']:.1e}", f"{plain['error']:.1e}"]
-    assert "existing arrays (out=), medians of 1 rounds" in out
+    assert "existing arrays (out=), medians of 1 round\n" in out
 
 
 def test_shapes_and_dtypes_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
