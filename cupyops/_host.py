@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from cupyops._convert import narrow, widen
+
 Floats: TypeAlias = NDArray[Any]
 
 BLOCK_BYTES = 1 << 20
@@ -39,22 +41,33 @@ class Scratch:
         return stored if stored.dtype == self.dtype else self._copy(name, stored)
 
     def load_ordered(self, name: str, stored: Floats) -> Floats:
-        """`stored` in the compute type, C-ordered and aligned, for sums whose order is fixed."""
-        flags = stored.flags
-        plain = stored.dtype == self.dtype and flags.c_contiguous and flags.aligned
-        return stored if plain else self._copy(name, stored)
+        """`stored` in the compute type, for sums over its last axis but one in a fixed order.
+
+        NumPy walks memory upward with the smallest stride innermost, so columns have unit stride
+        and rows follow each other without overlap.
+        """
+        row, column = stored.strides[-2:]
+        unit = self.dtype.itemsize
+        plain = stored.dtype == self.dtype and stored.flags.aligned
+        if plain and column == unit and row >= stored.shape[-1] * unit:
+            return stored
+        return self._copy(name, stored)
 
     def _copy(self, name: str, stored: Floats) -> Floats:
         block = self.block(name, stored.shape)
-        np.copyto(block, stored)
+        if stored.dtype.itemsize == 2 and self.dtype == np.float32:
+            widen(stored, block)
+        else:
+            np.copyto(block, stored)
         return block
 
 
 def store(values: Floats, out: Floats) -> None:
     """Round once to the storage type; from float64 to a 16-bit type by way of float32."""
-    if values.dtype == np.float64 and out.dtype.itemsize == 2:
-        values = values.astype(np.float32)
-    np.copyto(out, values, casting="unsafe")
+    if out.dtype.itemsize == 2 and values.dtype.itemsize > 2:
+        narrow(values.astype(np.float32, copy=False), out)
+    else:
+        np.copyto(out, values, casting="unsafe")
 
 
 def blocks(length: int, step: int) -> Iterator[slice]:
