@@ -206,8 +206,12 @@ class _Library(NamedTuple):
     """The name of a device that the user names."""
 
 
+_new_tuple = tuple.__new__
+
+
 def _numpy_spec(array: Array) -> ArraySpec:
-    return ArraySpec._make((array.shape, array.dtype, array.strides, "numpy", "cpu"))
+    # What `_make` does, without its call: a small operation feels it.
+    return _new_tuple(ArraySpec, (array.shape, array.dtype, array.strides, "numpy", "cpu"))
 
 
 def _numpy_empty(spec: ArraySpec) -> Array:
@@ -232,7 +236,7 @@ def _numpy_device(device: str | int | None) -> str:
 
 def _cupy_spec(array: Array) -> ArraySpec:
     device = _cuda_device(array.device.id)
-    return ArraySpec._make((array.shape, array.dtype, array.strides, "cupy", device))
+    return _new_tuple(ArraySpec, (array.shape, array.dtype, array.strides, "cupy", device))
 
 
 @cache
@@ -332,6 +336,13 @@ def is_writable(array: Array) -> bool:
 def address_of(array: Array) -> int:
     """The address of the element whose indices are all 0."""
     return _library_of[type(array)].address(array)
+
+
+def addresses_of(names: Iterable[str], arrays: Arrays, like: ArraySpec) -> dict[str, int]:
+    """The addresses by name, of arrays of the library of `like`; absent ones are left out."""
+    address = _LIBRARIES[like.library].address
+    pairs = zip(names, arrays, strict=True)
+    return {name: address(array) for name, array in pairs if array is not None}
 
 
 def needs_alignment(spec: ArraySpec) -> bool:

@@ -63,27 +63,36 @@ class Launch:
     aligned: tuple[tuple[str, int], ...] = ()
     """Arrays whose addresses must be multiples of so many bytes."""
     scalar: Launch | None = None
-    _addresses: tuple[tuple[int, Pointer | Workspace], ...] = field(init=False, repr=False)
-    """Positions in `args` that are not typed scalars yet."""
+    _pointers: tuple[tuple[int, str, int], ...] = field(init=False, repr=False)
+    """Positions in `args` that wait for the address of an array, its name, and the offset."""
+    _workspaces: tuple[tuple[int, int], ...] = field(init=False, repr=False)
+    """Those that wait for the workspace, and the offset."""
 
     def __post_init__(self) -> None:
-        addresses = [(i, a) for i, a in enumerate(self.args) if isinstance(a, Pointer | Workspace)]
-        object.__setattr__(self, "_addresses", tuple(addresses))
+        places = tuple(enumerate(self.args))
+        pointers = tuple((i, *a) for i, a in places if isinstance(a, Pointer))
+        workspaces = tuple((i, *a) for i, a in places if isinstance(a, Workspace))
+        object.__setattr__(self, "_pointers", pointers)
+        object.__setattr__(self, "_workspaces", workspaces)
 
     def for_addresses(self, addresses: Mapping[str, int]) -> Launch:
         """This launch if all addresses are aligned as it needs, else its scalar form."""
-        if self.scalar is None or all(addresses[name] % n == 0 for name, n in self.aligned):
-            return self
-        return self.scalar
+        if self.scalar is not None:
+            for name, alignment in self.aligned:
+                if addresses[name] % alignment:
+                    return self.scalar
+        return self
 
     def bind(self, addresses: Mapping[str, int], workspace: int) -> tuple[np.generic, ...]:
         """The arguments as typed scalars: a driver takes their bytes as they are."""
         bound: list[Any] = list(self.args)
-        for i, argument in self._addresses:
-            if isinstance(argument, Pointer):
-                bound[i] = np.uint64(addresses[argument.array] + argument.offset)
-            else:
-                bound[i] = np.uint64(workspace + -workspace % VECTOR_BYTES + argument.offset)
+        uint64 = np.uint64
+        for i, array, offset in self._pointers:
+            bound[i] = uint64(addresses[array] + offset)
+        if self._workspaces:
+            start = workspace + -workspace % VECTOR_BYTES
+            for i, offset in self._workspaces:
+                bound[i] = uint64(start + offset)
         return tuple(bound)
 
     def with_vector_form(self, kernel: Kernel, aligned: Iterable[tuple[str, int]]) -> Launch:

@@ -21,7 +21,7 @@ from cupyops._checks import (
 )
 from cupyops._launch import Launch
 from cupyops._modulate_device import modulate_backward_launches, modulate_launches
-from cupyops._modulate_host import modulate_backward_host, modulate_host
+from cupyops._modulate_host import BackwardCall, modulate_backward_host, modulate_host
 from cupyops._modulate_rows import Rows
 from cupyops._plan import Operator, Plan, Specs, plan_for, run_eagerly
 
@@ -401,13 +401,9 @@ def _plan_modulate_backward(
     launches: tuple[Launch, ...] = ()
     workspace_size = 0
     if x.library == "numpy":
-        compute = partial(
-            modulate_backward_host,
-            dtype=compute_dtype(x, scale, shift),
-            one_plus_scale=one_plus_scale,
-            scale_rows=scale_rows,
-            shift_rows=shift_rows,
-        )
+        dtype = compute_dtype(x, scale, shift)
+        call = BackwardCall.of(dtype, one_plus_scale, scale_rows, shift_rows)
+        compute = partial(modulate_backward_host, call=call)
     else:
         launches, workspace_size = modulate_backward_launches(
             x,

@@ -7,7 +7,7 @@ every sum is the one that `CHUNK_ROWS` and `LANES` define. Neither blocks nor th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ import numpy as np
 from cupyops._arrays import Arrays
 from cupyops._host import BLOCK_BYTES, Floats, Scratch, store
 from cupyops._modulate_rows import CHUNK_ROWS, LANES, Rows
-from cupyops._modulate_sums import Total, add_in_order
+from cupyops._modulate_sums import Total, add_in_order, chunk_sum
 from cupyops._threads import run_in_threads
 
 Views: TypeAlias = tuple[Any, ...]
@@ -26,6 +26,8 @@ PART_ELEMENTS = 1 << 20
 """Elements that are worth a thread of their own."""
 FEW_ELEMENTS = 1 << 16
 """Below so many elements, settings and threads cost more than they save."""
+STACKED_ELEMENTS = 1 << 14
+"""Up to so many elements, a call that sums more at once is worth a copy."""
 UFUNC_BUFFER = 1024
 """Elements that NumPy buffers where an operand is broadcast, strided or unaligned. With its default
 of 8192 the buffers of three operands leave the first-level cache."""
@@ -67,13 +69,12 @@ def _cut(views: Views, axis: int, start: int, stop: int) -> Views:
     return tuple(v if v is None or v.shape[axis] == 1 else v[index] for v in views)
 
 
-def _cuts(views: Views, axis: int, length: int, step: int) -> Iterator[Views]:
+def _cuts(views: Views, axis: int, step: int) -> Iterable[Views]:
     """All pieces along one axis, in order."""
+    length = views[0].shape[axis]
     if length <= step:
-        yield views
-        return
-    for start in range(0, length, step):
-        yield _cut(views, axis, start, start + step)
+        return (views,)
+    return (_cut(views, axis, start, start + step) for start in range(0, length, step))
 
 
 def _in_parts(
@@ -81,9 +82,6 @@ def _in_parts(
 ) -> None:
     """Do the work on all views, cut along one of these axes for two threads if it is large."""
     size = math.prod(shape)
-    if size < FEW_ELEMENTS:
-        work(views)
-        return
     # An axis that can be cut into halves of about one size, the slowest of them.
     axis = next((a for a in axes if shape[a] % 2 == 0 or shape[a] > 16), axes[-1])
 
@@ -113,10 +111,13 @@ def modulate_host(
     out = outs[0]
     if x.size == 0:
         return
-    views: Views = (x, scale, shift, out)
+    views = (x, scale, shift, out)
     # `out` may be the very view of shift, which is read last.
-    in_place = shift is not None and np.may_share_memory(out, shift)
+    in_place = shift is not None and shift.size == out.size and np.may_share_memory(out, shift)
     direct = out.dtype == dtype and not in_place
+    if x.size < FEW_ELEMENTS:
+        _modulate_block(views, Scratch(dtype), one_plus_scale, direct)
+        return
     work = partial(_modulate_blocks, dtype=dtype, one_plus_scale=one_plus_scale, direct=direct)
     _in_parts(work, views, x.shape, (0, 1, 2))
 
@@ -126,11 +127,10 @@ def _modulate_blocks(
 ) -> None:
     x = views[0]
     scratch = Scratch(dtype)
-    b, length, d = x.shape
     sizes = _block_sizes(x.shape, dtype)
-    for columns in _cuts(views, 2, d, sizes.d):
-        for samples in _cuts(columns, 0, b, sizes.b):
-            for block in _cuts(samples, 1, length, sizes.rows):
+    for columns in _cuts(views, 2, sizes.d):
+        for samples in _cuts(columns, 0, sizes.b):
+            for block in _cuts(samples, 1, sizes.rows):
                 _modulate_block(block, scratch, one_plus_scale, direct)
 
 
@@ -151,91 +151,144 @@ def _modulate_block(block: Views, scratch: Scratch, one_plus_scale: bool, direct
 # modulate_backward
 
 
-_GRAD_SCALE, _GRAD_SHIFT = 4, 5
+_GRAD_INPUT, _GRAD_SCALE, _GRAD_SHIFT = 3, 4, 5
 """Places among the views: x, grad_output, scale, grad_input, grad_scale, grad_shift."""
 
 
-class _Backward(NamedTuple):
-    """What is the same for all blocks of one call."""
+class BackwardCall(NamedTuple):
+    """What is the same in all calls of one plan. Sums map a gradient's place to: over all of B?"""
 
     dtype: np.dtype[Any]
     one_plus_scale: bool
-    scale_rows: Rows | None
-    shift_rows: Rows | None
-    direct: bool
-    """Whether gradients per token can be computed where they are stored."""
+    sums_over_b: dict[int, bool]
+    """One for each position; not over L."""
+    sums_over_l: dict[int, bool]
+    free_axes: tuple[int, ...]
+    """Along which nothing is summed, slowest first."""
+    per_token: tuple[int, ...]
+    """Places of the outputs that are not sums."""
 
-    def axes(self) -> tuple[int, ...]:
-        """The axes along which nothing is summed, slowest first."""
-        kinds = {self.scale_rows, self.shift_rows}
-        summed = {0} if kinds & {Rows.PER_POSITION, Rows.SHARED} else set()
-        summed |= {1} if kinds & {Rows.PER_SAMPLE, Rows.SHARED} else set()
-        return tuple(axis for axis in range(3) if axis not in summed)
+    @classmethod
+    def of(
+        cls,
+        dtype: np.dtype[Any],
+        one_plus_scale: bool,
+        scale_rows: Rows | None,
+        shift_rows: Rows | None,
+    ) -> BackwardCall:
+        rows = {_GRAD_SCALE: scale_rows, _GRAD_SHIFT: shift_rows}
+        summed = {
+            *((0,) if {Rows.PER_POSITION, Rows.SHARED} & {scale_rows, shift_rows} else ()),
+            *((1,) if {Rows.PER_SAMPLE, Rows.SHARED} & {scale_rows, shift_rows} else ()),
+        }
+        return cls(
+            dtype,
+            one_plus_scale,
+            sums_over_b={p: False for p, r in rows.items() if r is Rows.PER_POSITION},
+            sums_over_l={
+                p: r is Rows.SHARED for p, r in rows.items() if r in (Rows.PER_SAMPLE, Rows.SHARED)
+            },
+            free_axes=tuple(axis for axis in range(3) if axis not in summed),
+            per_token=(_GRAD_INPUT, *(p for p, r in rows.items() if r is Rows.PER_TOKEN)),
+        )
 
 
-def modulate_backward_host(
-    inputs: Arrays,
-    outs: Arrays,
-    *,
-    dtype: np.dtype[Any],
-    one_plus_scale: bool,
-    scale_rows: Rows | None,
-    shift_rows: Rows | None,
-) -> None:
-    x, grad_output, scale = inputs[0], inputs[1], _with_rows(inputs[2])
+def modulate_backward_host(inputs: Arrays, outs: Arrays, *, call: BackwardCall) -> None:
+    x, grad_output, scale, _ = inputs
     grad_input, grad_scale, grad_shift = outs
     if x.size == 0:
         for out in outs:
             if out is not None:
                 out[...] = 0
         return
-    per_token = [grad_input]
-    per_token += [grad_scale] if scale_rows is Rows.PER_TOKEN else []
-    per_token += [grad_shift] if shift_rows is Rows.PER_TOKEN else []
-    # Alone, grad_input may replace an input: all else that needs a block of it comes before.
-    direct = all(out.dtype == dtype for out in per_token) and (
-        len(per_token) == 1
-        or not any(
-            given is not None and np.may_share_memory(out, given)
-            for out in per_token
-            for given in inputs[:3]
-        )
+    views = (
+        *(x, grad_output, _with_rows(scale)),
+        *(grad_input, _with_rows(grad_scale), _with_rows(grad_shift)),
     )
-    call = _Backward(dtype, one_plus_scale, scale_rows, shift_rows, direct)
-    views = (x, grad_output, scale, grad_input, _with_rows(grad_scale), _with_rows(grad_shift))
-    _in_parts(partial(_backward_part, call=call), views, x.shape, call.axes())
+    direct = _can_store_directly(views, call)
+    if x.size < FEW_ELEMENTS:
+        small = _backward_chunk if _is_one_chunk(x, call) else _backward_part
+        small(views, call=call, direct=direct)
+        return
+    _in_parts(partial(_backward_part, call=call, direct=direct), views, x.shape, call.free_axes)
 
 
-def _backward_part(views: Views, call: _Backward) -> None:
+def _can_store_directly(views: Views, call: BackwardCall) -> bool:
+    """Whether the outputs per token can be computed where they are stored."""
+    if views[_GRAD_INPUT].dtype != call.dtype:
+        return False
+    # Alone, grad_input may replace an input: all else that needs a block of it comes before.
+    if len(call.per_token) == 1:
+        return True
+    outs = [views[place] for place in call.per_token]
+    return all(out.dtype == call.dtype for out in outs) and not any(
+        given is not None and np.may_share_memory(out, given)
+        for out in outs
+        for given in views[:_GRAD_INPUT]
+    )
+
+
+def _is_one_chunk(x: Floats, call: BackwardCall) -> bool:
+    """Whether there are two sums, each that of one chunk in each sample."""
+    b, length, _ = x.shape
+    return (
+        x.size <= STACKED_ELEMENTS
+        and length <= CHUNK_ROWS
+        and len(call.sums_over_l) == 2
+        and (b == 1 or not any(call.sums_over_l.values()))
+    )
+
+
+def _backward_chunk(views: Views, *, call: BackwardCall, direct: bool) -> None:
+    """What `_backward_part` does, with the two sums in one, for arrays where calls cost most."""
+    x, grad_output, _, _, grad_scale, grad_shift = views
     scratch = Scratch(call.dtype)
-    if Rows.PER_POSITION in (call.scale_rows, call.shift_rows):
+    terms = scratch.block("terms", (2, *x.shape))
+    products, grad = terms
+    np.copyto(grad, grad_output)
+    np.multiply(grad, scratch.load("x", x), out=products)
+    sums = chunk_sum(terms)
+    _store_block(views, grad, None, call, scratch, direct)
+    store(sums[0], grad_scale[:, 0])
+    store(sums[1], grad_shift[:, 0])
+
+
+def _backward_part(views: Views, *, call: BackwardCall, direct: bool) -> None:
+    scratch = Scratch(call.dtype)
+    if call.sums_over_b:
         # Sums over B are sums over rows of the transposed arrays. They come first: the pass below
         # may write into x or grad_output.
         swapped = tuple(v if v is None else v.swapaxes(0, 1) for v in views)
-        _backward_pass(swapped, call, scratch, (Rows.PER_POSITION,), write=False)
-    _backward_pass(views, call, scratch, (Rows.PER_SAMPLE, Rows.SHARED), write=True)
+        _backward_pass(swapped, call.sums_over_b, call, scratch)
+    _backward_pass(views, call.sums_over_l, call, scratch, direct=direct, last=True)
 
 
 def _backward_pass(
-    views: Views, call: _Backward, scratch: Scratch, kinds: tuple[Rows, ...], *, write: bool
+    views: Views,
+    sums: dict[int, bool],
+    call: BackwardCall,
+    scratch: Scratch,
+    *,
+    direct: bool = False,
+    last: bool = False,
 ) -> None:
-    """Form the gradients that are sums over axis 1 and, with `write`, those per token."""
+    """Form the gradients that are sums over axis 1; in the last pass also those per token."""
     x = views[0]
-    b, length, d = x.shape
-    sizes = _block_sizes(x.shape, call.dtype)
-    rows_of = {_GRAD_SCALE: call.scale_rows, _GRAD_SHIFT: call.shift_rows}
-    summed = [place for place, rows in rows_of.items() if rows in kinds]
-    for columns in _cuts(views, 2, d, sizes.d):
+    small = x.size < FEW_ELEMENTS
+    sizes = _BlockSizes(*x.shape) if small else _block_sizes(x.shape, call.dtype)
+    for columns in _cuts(views, 2, sizes.d):
         of_batch: dict[int, Floats] = {}
-        for samples in _cuts(columns, 0, b, sizes.b):
-            totals = {
-                place: Total(scratch, place, samples[0].shape, sizes.rows) for place in summed
-            }
-            for block in _cuts(samples, 1, length, sizes.rows):
-                _backward_block(block, totals, call, scratch, write)
+        for samples in _cuts(columns, 0, sizes.b):
+            totals = {place: Total() for place in sums}
+            for block in _cuts(samples, 1, sizes.rows):
+                grad, products = _load_block(block, sums, call, scratch, direct and last)
+                for place, total in totals.items():
+                    total.add(products if place == _GRAD_SCALE else grad)
+                if last:
+                    _store_block(block, grad, products, call, scratch, direct)
             for place, total in totals.items():
                 value = total.value()
-                if rows_of[place] is Rows.SHARED:
+                if sums[place] and len(x) > 1:
                     of_batch[place] = add_in_order(of_batch.get(place), value[None])
                 else:
                     store(value.astype(call.dtype, copy=False), samples[place][:, 0])
@@ -243,30 +296,40 @@ def _backward_pass(
             store(value.astype(call.dtype, copy=False), columns[place][:, 0])
 
 
-def _backward_block(
-    block: Views, totals: dict[int, Total], call: _Backward, scratch: Scratch, write: bool
+def _load_block(
+    block: Views, sums: dict[int, bool], call: BackwardCall, scratch: Scratch, direct: bool
+) -> tuple[Floats, Any]:
+    """grad_output in the compute type and, where they are needed, its products with x."""
+    x, grad_output = block[:2]
+    grad = (scratch.load_ordered if sums else scratch.load)("grad_output", grad_output)
+    per_token = _GRAD_SCALE in call.per_token
+    if not per_token and _GRAD_SCALE not in sums:
+        return grad, None
+    factors = scratch.load("products", x)
+    in_place = direct and per_token
+    into = block[_GRAD_SCALE] if in_place else scratch.block("products", x.shape)
+    return grad, np.multiply(grad, factors, out=into)
+
+
+def _store_block(
+    block: Views,
+    grad: Floats,
+    products: Any,
+    call: BackwardCall,
+    scratch: Scratch,
+    direct: bool,
 ) -> None:
-    x, grad_output, scale, grad_input, grad_scale, grad_shift = block
-    grad = (scratch.load_ordered if totals else scratch.load)("grad_output", grad_output)
-    products_per_token = write and call.scale_rows is Rows.PER_TOKEN
-    if products_per_token or _GRAD_SCALE in totals:
-        into = grad_scale if products_per_token and call.direct else None
-        factors = scratch.load("products", x)
-        into = scratch.block("products", x.shape) if into is None else into
-        products = np.multiply(grad, factors, out=into)
-    for place, total in totals.items():
-        total.add(products if place == _GRAD_SCALE else grad)
-    if not write:
-        return
+    """Store the gradients per token."""
+    scale, grad_input, grad_scale, grad_shift = block[2:]
     # All values exist before the first is stored, unless no output is the view of an input.
     grad_x = grad
     if scale is not None:
         factor = _load_factor(scratch, scale, call.one_plus_scale)
-        into = grad_input if call.direct else scratch.block("grad_input", x.shape)
+        into = grad_input if direct else scratch.block("grad_input", grad.shape)
         grad_x = np.multiply(grad, factor, out=into)
-    if call.shift_rows is Rows.PER_TOKEN:
+    if _GRAD_SHIFT in call.per_token:
         store(grad, grad_shift)
-    if products_per_token and products is not grad_scale:
+    if _GRAD_SCALE in call.per_token and products is not grad_scale:
         store(products, grad_scale)
     if grad_x is not grad_input:
         store(grad_x, grad_input)

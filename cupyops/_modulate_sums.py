@@ -2,102 +2,95 @@
 
 Chunks of `CHUNK_ROWS` rows are summed in the compute type through `LANES` accumulators, then chunks
 are added in float64. ``np.add.reduce`` adds strictly in order where the summed axis is not the fast
-one in memory, and pairwise where it is: rows that come here have columns in unit stride (see
-`Scratch.load_ordered`), and every result goes into C-ordered scratch.
+one in memory, and pairwise where it is: rows that come here have columns in unit stride, see
+`Scratch.load_ordered`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from cupyops._host import Floats, Scratch
+from cupyops._host import Floats
 from cupyops._modulate_rows import CHUNK_ROWS, LANES
 
 KEPT_CHUNKS = 32
 """Chunk sums that wait to be added in float64 with one call, if a block does not bring more."""
 
 
-def chunks_of(rows: int) -> int:
-    return -(-rows // CHUNK_ROWS)
-
-
 class Total:
     """The sums over the rows of some samples, which come in blocks of whole chunks."""
 
-    def __init__(
-        self, scratch: Scratch, place: object, shape: tuple[int, int, int], block_rows: int
-    ) -> None:
-        samples, rows, columns = shape
-        capacity = min(chunks_of(rows), max(KEPT_CHUNKS, chunks_of(block_rows)))
-        self._scratch = scratch
-        self._chunks = scratch.block(f"chunks of {place}", (samples, capacity, columns))
-        self._used = 0
-        self._added: Floats | None = None
+    def __init__(self) -> None:
+        self._sum: Floats | None = None
         """In float64, (samples, columns)."""
+        self._chunks: list[Floats] = []
+        """Not yet added, each (samples, chunks, columns) in the compute type."""
+        self._count = 0
 
     def add(self, rows: Floats) -> None:
         """Add the next rows: (samples, rows, columns), columns in unit stride."""
-        samples, length, columns = rows.shape
-        whole, rest = divmod(length, CHUNK_ROWS)
-        if self._used + chunks_of(length) > self._chunks.shape[1]:
+        sums = _chunk_sums(rows)
+        if self._count >= KEPT_CHUNKS:
             self._add_chunks()
-        if whole:
-            body = rows[:, : whole * CHUNK_ROWS] if rest else rows
-            body = body.reshape((samples, whole, CHUNK_ROWS, columns), copy=False)
-            self._sum_chunks(body)
-        if rest:
-            self._sum_chunks(rows[:, None, whole * CHUNK_ROWS :])
+        self._chunks.append(sums)
+        self._count += sums.shape[1]
 
     def value(self) -> Floats:
-        """(samples, columns), in float64, or of one chunk, which is as exact, as it is."""
-        if self._added is None and self._used == 1:
-            return self._chunks[:, 0]
+        """(samples, columns), in float64; of a single chunk in the compute type, as exact."""
+        if self._count == 1 and self._sum is None:
+            return self._chunks[0][:, 0]
         return self._add_chunks()
 
     def _add_chunks(self) -> Floats:
-        chunks = self._chunks[:, : self._used]
-        if self._used:
-            self._added = add_in_order(self._added, chunks)
-            self._used = 0
-        assert self._added is not None
-        return self._added
-
-    def _sum_chunks(self, rows: Floats) -> None:
-        """Sum (samples, chunks, rows of a chunk, columns) over the rows."""
-        samples, chunks, length, columns = rows.shape
-        sums = self._chunks[:, self._used : self._used + chunks]
-        self._used += chunks
-        steps, rest = divmod(length, LANES)
-        if steps == 0 or length == LANES:
-            _sum_in_order(rows, sums)
-            return
-        lanes = self._scratch.block("lanes", (samples, chunks, LANES, columns))
-        body = rows[:, :, : steps * LANES] if rest else rows
-        body = body.reshape((samples, chunks, steps, LANES, columns), copy=False)
-        if steps == 1:
-            np.copyto(lanes, body[:, :, 0])
-        else:
-            np.add.reduce(body, axis=2, initial=-0.0, out=lanes)
-        if rest:
-            some = lanes[:, :, :rest]
-            np.add(some, rows[:, :, steps * LANES :], out=some)
-        _sum_in_order(lanes, sums)
+        self._sum = add_in_order(self._sum, *self._chunks)
+        self._chunks.clear()
+        self._count = 0
+        return self._sum
 
 
-def add_in_order(total: Floats | None, terms: Floats) -> Floats:
-    """Add (samples, n, columns) in increasing n to a total (samples, columns), in float64."""
+def add_in_order(total: Floats | None, *terms: Floats) -> Floats:
+    """Add terms (samples, n, columns) in increasing n to a total (samples, columns), in float64."""
     before = [] if total is None else [total[:, None]]
-    doubles = np.concatenate([*before, terms], axis=1, dtype=np.float64)
-    result = np.empty((len(terms), terms.shape[2]))
-    _sum_in_order(doubles, result)
-    return result
+    return _sum_in_order(np.concatenate([*before, *terms], axis=1, dtype=np.float64))
 
 
-def _sum_in_order(terms: Floats, out: Floats) -> None:
+def _sum_in_order(terms: Floats) -> Floats:
     """Sum over the last axis but one, strictly in increasing index."""
     if terms.shape[-1] > 1:
         # -0.0 is the neutral start: it keeps the sign of a sum of negative zeros.
-        np.add.reduce(terms, axis=-2, initial=-0.0, out=out)
-    else:
-        # With a single column the summed axis is the fast one.
-        out[...] = np.add.accumulate(terms, axis=-2)[..., -1, :]
+        total: Floats = np.add.reduce(terms, axis=-2, initial=-0.0)
+        return total
+    # With a single column the summed axis is the fast one.
+    running: Floats = np.add.accumulate(terms, axis=-2)
+    return running[..., -1, :]
+
+
+def _chunk_sums(terms: Floats) -> Floats:
+    """(samples, rows, columns) -> (samples, chunks, columns), in the compute type."""
+    samples, length, columns = terms.shape
+    if length <= CHUNK_ROWS:
+        return chunk_sum(terms)[:, None]
+    whole, rest = divmod(length, CHUNK_ROWS)
+    body = terms[:, : whole * CHUNK_ROWS] if rest else terms
+    sums = chunk_sum(body.reshape((samples, whole, CHUNK_ROWS, columns), copy=False))
+    if rest:
+        last = chunk_sum(terms[:, whole * CHUNK_ROWS :])
+        sums = np.concatenate([sums, last[:, None]], axis=1)
+    return sums
+
+
+def chunk_sum(rows: Floats) -> Floats:
+    """Sum the rows (last axis but one) of a chunk through LANES accumulators."""
+    *leading, length, columns = rows.shape
+    steps, rest = divmod(length, LANES)
+    if steps == 0 or length == LANES:
+        return _sum_in_order(rows)
+    body = rows[..., : steps * LANES, :] if rest else rows
+    # Not one axis of 8 D columns, since rows may lie apart; NumPy merges the two where it can.
+    lanes: Floats = np.add.reduce(
+        body.reshape((*leading, steps, LANES, columns), copy=False), axis=-3, initial=-0.0
+    )
+    if rest:
+        some = lanes[..., :rest, :]
+        np.add(some, rows[..., steps * LANES :, :], out=some)
+    return _sum_in_order(lanes)

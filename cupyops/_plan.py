@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -24,6 +23,8 @@ from cupyops._launch import Launch
 
 CACHED_PLANS = 512
 """Plans kept for the eager functions; a plan is a few kilobytes of metadata."""
+
+_UINT8: np.dtype[Any] = np.dtype(np.uint8)
 
 Specs = tuple[ArraySpec | None, ...]
 Check = Callable[[str, str, object], ArraySpec]
@@ -96,6 +97,7 @@ class Plan:
     """The first array, which says in which library and on which device the plan runs."""
     _specs: dict[str, ArraySpec] = field(init=False, repr=False)
     """Of the inputs and outputs that exist, by name."""
+    _itemsizes: dict[str, int] = field(init=False, repr=False)
     _extents: dict[str, Extent | None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +106,8 @@ class Plan:
         specs = {name: spec for name, spec in both if spec is not None}
         object.__setattr__(self, "place", specs[names[0]])
         object.__setattr__(self, "_specs", specs)
+        itemsizes = {name: spec.dtype.itemsize for name, spec in specs.items()}
+        object.__setattr__(self, "_itemsizes", itemsizes)
         extents = {name: _arrays.extent_of(spec) for name, spec in specs.items()}
         object.__setattr__(self, "_extents", extents)
 
@@ -184,10 +188,11 @@ class Plan:
         """Refuse what does not fit the plan; returns what `execute` has to know of the arrays."""
         operator = self.operator
         for name, array, spec in zip(operator.inputs, inputs, self.inputs, strict=True):
-            self._check_planned(operator.label(name), array, spec)
+            if array is not spec:  # both are None
+                self._check_planned(name, array, spec)
         for name, array, spec in zip(operator.outputs, outs, self.outputs, strict=True):
             if array is not None or (spec is not None and not _arrays.is_contiguous(spec)):
-                self._check_planned(operator.label(name), array, spec)
+                self._check_planned(name, array, spec)
         addresses = self.check_memory(inputs, outs)
         self._check_workspace(workspace, addresses)
         self.executor.check_stream(operator.name, stream, self.place.device)
@@ -204,14 +209,11 @@ class Plan:
         if not given and not strict:
             return {}
         names = (*operator.inputs, *operator.outputs)
-        addresses = {
-            name: _arrays.address_of(array)
-            for name, array in zip(names, inputs + outs, strict=True)
-            if array is not None
-        }
+        addresses = _arrays.addresses_of(names, inputs + outs, self.place)
         if strict:
+            itemsizes = self._itemsizes
             for name, address in addresses.items():
-                if address % self._specs[name].dtype.itemsize:
+                if address % itemsizes[name]:
                     fail_alignment(operator, operator.label(name))
         for output, array in given:
             if not _arrays.is_writable(array):
@@ -223,9 +225,20 @@ class Plan:
 
     def _apart(self, addresses: dict[str, int]) -> bool:
         """Whether the arrays' spans are disjoint: the common case, judged in one pass."""
-        extents = ((address, self._extents[name]) for name, address in addresses.items())
-        spans = sorted([(a + e.low, a + e.high) for a, e in extents if e is not None])
-        return all(one[1] <= other[0] for one, other in pairwise(spans))
+        extents = self._extents
+        spans = sorted(
+            [
+                (address + extent[0], address + extent[1])
+                for name, address in addresses.items()
+                if (extent := extents[name]) is not None
+            ]
+        )
+        end = 0
+        for start, stop in spans:
+            if start < end:
+                return False
+            end = stop
+        return True
 
     def _check_overlap(self, outputs: list[str], addresses: dict[str, int]) -> None:
         operator = self.operator
@@ -257,17 +270,16 @@ class Plan:
         return same_values and addresses[a] == addresses[b]
 
     def _check_planned(self, name: str, array: Array | None, spec: ArraySpec | None) -> None:
-        function = self.operator.name
-        if spec is None:
-            if array is not None:
-                fail(ValueError, function, name, "is given", "None, as in the plan")
+        got = _arrays.spec_of(array)
+        if got is not None and got == spec:
             return
+        function, name = self.operator.name, self.operator.label(name)
+        if spec is None:
+            fail(ValueError, function, name, "is given", "None, as in the plan")
         if array is None:
             layout = "" if _arrays.is_contiguous(spec) else f" with strides {spec.strides}"
             fail(TypeError, function, name, "is None", f"{spec}{layout}, as in the plan")
         got = check_array(function, name, array)
-        if got == spec:
-            return
         check_same_place(function, name, got, "the plan", spec)
         for what in ("dtype", "shape"):
             mine, planned = getattr(got, what), getattr(spec, what)
@@ -289,7 +301,7 @@ class Plan:
         spec = check_array(function, name, workspace)
         first = self.operator.label(self.operator.inputs[0])
         check_same_place(function, name, spec, first, self.place)
-        if spec.dtype != np.uint8:
+        if spec.dtype != _UINT8:
             fail(TypeError, function, name, f"has dtype {spec.dtype}", "uint8")
         if len(spec.shape) != 1 or (spec.size > 1 and spec.strides != (1,)):
             got = f"has shape {spec.shape} and strides {spec.strides}"
@@ -299,10 +311,15 @@ class Plan:
             fail(ValueError, function, name, got, f"at least {self.workspace_size}")
         if not _arrays.is_writable(workspace):
             fail(ValueError, function, name, "is read-only", "a writable array")
-        extent, address = _arrays.extent_of(spec), _arrays.address_of(workspace)
-        for other in self._overlapping(extent, address, addresses):
-            got = f"overlaps {self.operator.label(other)}"
-            fail(ValueError, function, name, got, "memory of its own")
+        start = _arrays.address_of(workspace)
+        stop = start + spec.size
+        for other, address in addresses.items():
+            theirs = self._extents[other]
+            if theirs is None or address + theirs.high <= start or stop <= address + theirs.low:
+                continue  # apart, as all but always
+            if _arrays.overlap(_arrays.extent_of(spec), start, theirs, address):
+                got = f"overlaps {self.operator.label(other)}"
+                fail(ValueError, function, name, got, "memory of its own")
 
     @property
     def executor(self) -> Executor:
@@ -321,12 +338,14 @@ class Plan:
         operator, place, executor = self.operator, self.place, self.executor
         with executor.context(place.device, stream):
             results = tuple(
-                _arrays.empty(spec) if array is None and spec is not None else array
-                for array, spec in zip(outs, self.outputs, strict=True)
+                [
+                    _arrays.empty(spec) if array is None and spec is not None else array
+                    for array, spec in zip(outs, self.outputs, strict=True)
+                ]
             )
             if workspace is None and self.workspace_size:
                 size = (self.workspace_size,)
-                workspace = _arrays.empty(_arrays.contiguous(size, place, np.dtype(np.uint8)))
+                workspace = _arrays.empty(_arrays.contiguous(size, place, _UINT8))
             if self.compute is not None:
                 self.compute(inputs, results)
             if self.launches:
@@ -445,20 +464,21 @@ def _cached_plan(operator: Operator, inputs: Specs, outs: Specs, options: tuple[
 def _find_plan(
     operator: Operator, inputs: Arrays, outs: Arrays, options: tuple[Any, ...], check: Check
 ) -> Plan:
-    name = operator.name
-    specs = tuple(
+    name, optional = operator.name, operator.optional
+    # Lists, since a small operation feels what a generator costs.
+    specs = [
         None
-        if array is None and argument in operator.optional
+        if array is None and argument in optional
         else check_dtype(name, argument, check(name, argument, array))
         for argument, array in zip(operator.inputs, inputs, strict=True)
-    )
-    out_specs = tuple(
+    ]
+    out_specs = [
         None
         if array is None
         else check_dtype(name, operator.label(output), check(name, operator.label(output), array))
         for output, array in zip(operator.outputs, outs, strict=True)
-    )
-    return _cached_plan(operator, specs, out_specs, options)
+    ]
+    return _cached_plan(operator, tuple(specs), tuple(out_specs), options)
 
 
 def _check_described(function: str, argument: str, value: object) -> ArraySpec:
