@@ -6,8 +6,7 @@ every sum is the one that `CHUNK_ROWS` and `LANES` define. Neither blocks nor th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,6 +25,8 @@ PART_ELEMENTS = 1 << 20
 """Elements that are worth a thread of their own."""
 FEW_ELEMENTS = 1 << 16
 """Below so many elements, settings and threads cost more than they save."""
+KEPT_SUMS = 1 << 18
+"""Sums of samples, in float64, that wait to be added up over the batch."""
 STACKED_ELEMENTS = 1 << 14
 """Up to so many elements, a call that sums more at once is worth a copy."""
 UFUNC_BUFFER = 1024
@@ -77,20 +78,19 @@ def _cuts(views: Views, axis: int, step: int) -> Iterable[Views]:
     return (_cut(views, axis, start, start + step) for start in range(0, length, step))
 
 
-def _in_parts(
-    work: Callable[[Views], None], views: Views, shape: tuple[int, ...], axes: Sequence[int]
-) -> None:
-    """Do the work on all views, cut along one of these axes for two threads if it is large."""
-    size = math.prod(shape)
-    # An axis that can be cut into halves of about one size, the slowest of them.
-    axis = next((a for a in axes if shape[a] % 2 == 0 or shape[a] > 16), axes[-1])
+def _in_parts(work: Callable[[Views], None], views: Views, axis: int) -> None:
+    """Do the work on all views; if they are large, cut along an axis for two threads."""
+    x = views[0]
+    if x.size < FEW_ELEMENTS:
+        work(views)
+        return
 
     def part(start: int, stop: int) -> None:
         np.setbufsize(UFUNC_BUFFER)  # undone where the error state of this part ends
         work(_cut(views, axis, start, stop))
 
-    count = shape[axis]
-    run_in_threads(part, count, minimum=-(-PART_ELEMENTS * count // size))
+    count = x.shape[axis]
+    run_in_threads(part, count, minimum=-(-PART_ELEMENTS * count // x.size))
 
 
 def _load_factor(scratch: Scratch, scale: Floats, one_plus_scale: bool) -> Floats:
@@ -119,7 +119,12 @@ def modulate_host(
         _modulate_block(views, Scratch(dtype), one_plus_scale, direct)
         return
     work = partial(_modulate_blocks, dtype=dtype, one_plus_scale=one_plus_scale, direct=direct)
-    _in_parts(work, views, x.shape, (0, 1, 2))
+    _in_parts(work, views, axis=_slowest_axis(x.shape))
+
+
+def _slowest_axis(shape: tuple[int, ...]) -> int:
+    """The first that can be cut into halves of about one size."""
+    return next((i for i, n in enumerate(shape) if n % 2 == 0 or n > 16), 2)
 
 
 def _modulate_blocks(
@@ -156,15 +161,13 @@ _GRAD_INPUT, _GRAD_SCALE, _GRAD_SHIFT = 3, 4, 5
 
 
 class BackwardCall(NamedTuple):
-    """What is the same in all calls of one plan. Sums map a gradient's place to: over all of B?"""
+    """What is the same in all calls of one plan."""
 
     dtype: np.dtype[Any]
     one_plus_scale: bool
     sums_over_b: dict[int, bool]
-    """One for each position; not over L."""
     sums_over_l: dict[int, bool]
-    free_axes: tuple[int, ...]
-    """Along which nothing is summed, slowest first."""
+    """From the place of a gradient to whether it is one sum over the whole batch as well."""
     per_token: tuple[int, ...]
     """Places of the outputs that are not sums."""
 
@@ -177,10 +180,6 @@ class BackwardCall(NamedTuple):
         shift_rows: Rows | None,
     ) -> BackwardCall:
         rows = {_GRAD_SCALE: scale_rows, _GRAD_SHIFT: shift_rows}
-        summed = {
-            *((0,) if {Rows.PER_POSITION, Rows.SHARED} & {scale_rows, shift_rows} else ()),
-            *((1,) if {Rows.PER_SAMPLE, Rows.SHARED} & {scale_rows, shift_rows} else ()),
-        }
         return cls(
             dtype,
             one_plus_scale,
@@ -188,7 +187,6 @@ class BackwardCall(NamedTuple):
             sums_over_l={
                 p: r is Rows.SHARED for p, r in rows.items() if r in (Rows.PER_SAMPLE, Rows.SHARED)
             },
-            free_axes=tuple(axis for axis in range(3) if axis not in summed),
             per_token=(_GRAD_INPUT, *(p for p, r in rows.items() if r is Rows.PER_TOKEN)),
         )
 
@@ -206,11 +204,20 @@ def modulate_backward_host(inputs: Arrays, outs: Arrays, *, call: BackwardCall) 
         *(grad_input, _with_rows(grad_scale), _with_rows(grad_shift)),
     )
     direct = _can_store_directly(views, call)
-    if x.size < FEW_ELEMENTS:
-        small = _backward_chunk if _is_one_chunk(x, call) else _backward_part
-        small(views, call=call, direct=direct)
+    if _is_one_chunk(x, call):
+        _backward_chunk(views, call=call, direct=direct)
         return
-    _in_parts(partial(_backward_part, call=call, direct=direct), views, x.shape, call.free_axes)
+    if call.sums_over_b:
+        # Sums over B are sums over rows of the transposed arrays. They come first: the pass below
+        # may write into x or grad_output.
+        swapped = tuple(v if v is None else v.swapaxes(0, 1) for v in views)
+        _in_parts(partial(_backward_pass, sums=call.sums_over_b, call=call), swapped, axis=0)
+    last = partial(_backward_pass, sums=call.sums_over_l, call=call, last=True, direct=direct)
+    shared = [place for place, whole_batch in call.sums_over_l.items() if whole_batch]
+    if shared:
+        _sum_batch(last, views, shared, call)
+    else:
+        _in_parts(last, views, axis=0 if call.sums_over_l else _slowest_axis(x.shape))
 
 
 def _can_store_directly(views: Views, call: BackwardCall) -> bool:
@@ -253,31 +260,51 @@ def _backward_chunk(views: Views, *, call: BackwardCall, direct: bool) -> None:
     store(sums[1], grad_shift[:, 0])
 
 
-def _backward_part(views: Views, *, call: BackwardCall, direct: bool) -> None:
-    scratch = Scratch(call.dtype)
-    if call.sums_over_b:
-        # Sums over B are sums over rows of the transposed arrays. They come first: the pass below
-        # may write into x or grad_output.
-        swapped = tuple(v if v is None else v.swapaxes(0, 1) for v in views)
-        _backward_pass(swapped, call.sums_over_b, call, scratch)
-    _backward_pass(views, call.sums_over_l, call, scratch, direct=direct, last=True)
+def _sum_batch(
+    work: Callable[[Views], None], views: Views, shared: list[int], call: BackwardCall
+) -> None:
+    """Do the work, which gives the sums of each sample, and add up those of all samples."""
+    d = views[0].shape[2]
+    step = max(1, KEPT_SUMS // d)
+    totals: dict[int, Floats] = {}
+    for samples in _samples_of(views):
+        for some in _cuts(samples, 0, step):
+            sums = {place: np.empty((len(some[0]), 1, d)) for place in shared}
+            _in_parts(work, tuple(sums.get(i, view) for i, view in enumerate(some)), axis=0)
+            for place, terms in sums.items():
+                totals[place] = add_in_order(totals.get(place), terms.swapaxes(0, 1))
+    for place, total in totals.items():
+        store(total.astype(call.dtype, copy=False), views[place][:, 0])
+
+
+def _samples_of(views: Views) -> tuple[Views, ...]:
+    """The samples; one that is alone as a batch of its chunks, which are added in the same way."""
+    b, length, d = views[0].shape
+    rest = length % CHUNK_ROWS
+    whole = length - rest
+    if b > 1 or not whole:
+        return (views,)
+    body = tuple(
+        v if v is None or v.shape[1] == 1 else v.reshape((-1, CHUNK_ROWS, d), copy=False)
+        for v in _cut(views, 1, 0, whole)
+    )
+    return (body, _cut(views, 1, whole, length)) if rest else (body,)
 
 
 def _backward_pass(
     views: Views,
+    *,
     sums: dict[int, bool],
     call: BackwardCall,
-    scratch: Scratch,
-    *,
     direct: bool = False,
     last: bool = False,
 ) -> None:
     """Form the gradients that are sums over axis 1; in the last pass also those per token."""
     x = views[0]
+    scratch = Scratch(call.dtype)
     small = x.size < FEW_ELEMENTS
     sizes = _BlockSizes(*x.shape) if small else _block_sizes(x.shape, call.dtype)
     for columns in _cuts(views, 2, sizes.d):
-        of_batch: dict[int, Floats] = {}
         for samples in _cuts(columns, 0, sizes.b):
             totals = {place: Total() for place in sums}
             for block in _cuts(samples, 1, sizes.rows):
@@ -288,12 +315,9 @@ def _backward_pass(
                     _store_block(block, grad, products, call, scratch, direct)
             for place, total in totals.items():
                 value = total.value()
-                if sums[place] and len(x) > 1:
-                    of_batch[place] = add_in_order(of_batch.get(place), value[None])
-                else:
-                    store(value.astype(call.dtype, copy=False), samples[place][:, 0])
-        for place, value in of_batch.items():
-            store(value.astype(call.dtype, copy=False), columns[place][:, 0])
+                if not sums[place]:  # else it stays in float64
+                    value = value.astype(call.dtype, copy=False)
+                store(value, samples[place][:, 0])
 
 
 def _load_block(

@@ -188,11 +188,16 @@ class Plan:
         """Refuse what does not fit the plan; returns what `execute` has to know of the arrays."""
         operator = self.operator
         for name, array, spec in zip(operator.inputs, inputs, self.inputs, strict=True):
-            if array is not spec:  # both are None
+            # One comparison settles what fits; both are None where nothing was planned.
+            if array is not spec and (spec is None or _arrays.spec_of(array) != spec):
                 self._check_planned(name, array, spec)
         for name, array, spec in zip(operator.outputs, outs, self.outputs, strict=True):
-            if array is not None or (spec is not None and not _arrays.is_contiguous(spec)):
-                self._check_planned(name, array, spec)
+            if array is None:
+                if spec is None or _arrays.is_contiguous(spec):
+                    continue
+            elif spec is not None and _arrays.spec_of(array) == spec:
+                continue
+            self._check_planned(name, array, spec)
         addresses = self.check_memory(inputs, outs)
         self._check_workspace(workspace, addresses)
         self.executor.check_stream(operator.name, stream, self.place.device)
@@ -270,9 +275,7 @@ class Plan:
         return same_values and addresses[a] == addresses[b]
 
     def _check_planned(self, name: str, array: Array | None, spec: ArraySpec | None) -> None:
-        got = _arrays.spec_of(array)
-        if got is not None and got == spec:
-            return
+        """Refuse an array whose spec is not the planned one, unless it means the same."""
         function, name = self.operator.name, self.operator.label(name)
         if spec is None:
             fail(ValueError, function, name, "is given", "None, as in the plan")
