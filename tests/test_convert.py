@@ -96,7 +96,7 @@ def test_random_bits_narrow_as_numpy_rounds(name):
         assert_narrowed(moderate, name)
 
 
-@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan, 65520, -65520, 65519.996])
+@pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan, 65520, -65520, 65519.996, 7e4, -1e5])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_overflows_narrows_wherever_it_is(name, special):
     for place in (0, FEW, TILE - 1, TILE, 2 * TILE + 4):

@@ -61,6 +61,28 @@ def test_bits_do_not_depend_on_the_order_of_the_axes(call, dtype, axes):
             assert_modulate_bits(call, problem)
 
 
+@pytest.mark.parametrize("width", [1, 2, 7, 64])
+def test_bits_do_not_depend_on_how_rows_lie(call, dtype, width):
+    """NumPy may turn an axis round, or make it the inner one, by its stride alone."""
+    rng = np.random.default_rng(26)
+    shape = (2, 150, width)
+    problem = modulation_problem(rng, shape, dtype, "B,D", "1,1,D")
+    windows = np.lib.stride_tricks.sliding_window_view(
+        normal(rng, (2, 150 + width - 1), dtype), width, 1
+    )
+    repeats = np.broadcast_to(normal(rng, (2, 1, width), dtype), shape)
+    for rows in (
+        normal(rng, shape, dtype)[:, ::-1],
+        normal(rng, shape, dtype)[::-1],
+        normal(rng, (150, 2, width), dtype).swapaxes(0, 1),
+        normal(rng, (2, 300, width), dtype)[:, ::2],
+        windows,
+        repeats,
+    ):
+        assert rows.shape == shape
+        assert_modulate_bits(call, problem | {"grad_output": rows, "x": rows})
+
+
 def test_strides_of_zero_are_read_as_repeats(call, dtype):
     rng = np.random.default_rng(23)
     shape = (3, 70, 4)

@@ -203,8 +203,9 @@ def test_run_refuses_what_the_plan_was_made_without() -> None:
     plan = cupyops.plan_modulate_backward(x, grad_output=grad_output)
     for name in ("scale", "shift"):
         message = f"modulate_backward: {name} is given; expected None, as in the plan"
-        with pytest.raises(ValueError, match=message):
-            plan.run(x, grad_output=grad_output, **{name: call.arrays[name]})
+        for given in (call.arrays[name], [1.0], 0):
+            with pytest.raises(ValueError, match=message):
+                plan.run(x, grad_output=grad_output, **{name: given})
     with pytest.raises(ValueError, match=r"out\.grad_scale is given; expected None"):
         plan.run(x, grad_output=grad_output, out=(None, call.arrays["scale"], None))
 
