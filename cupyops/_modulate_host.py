@@ -25,7 +25,7 @@ PART_ELEMENTS = 1 << 20
 """Elements that are worth a thread of their own."""
 FEW_ELEMENTS = 1 << 16
 """Below so many elements, settings and threads cost more than they save."""
-KEPT_SUMS = 1 << 18
+KEPT_SUMS = 1 << 17
 """Sums of samples, in float64, that wait to be added up over the batch."""
 STACKED_ELEMENTS = 1 << 14
 """Up to so many elements, a call that sums more at once is worth a copy."""
@@ -264,17 +264,17 @@ def _sum_batch(
     work: Callable[[Views], None], views: Views, shared: list[int], call: BackwardCall
 ) -> None:
     """Do the work, which gives the sums of each sample, and add up those of all samples."""
-    d = views[0].shape[2]
-    step = max(1, KEPT_SUMS // d)
-    totals: dict[int, Floats] = {}
-    for samples in _samples_of(views):
-        for some in _cuts(samples, 0, step):
-            sums = {place: np.empty((len(some[0]), 1, d)) for place in shared}
-            _in_parts(work, tuple(sums.get(i, view) for i, view in enumerate(some)), axis=0)
-            for place, terms in sums.items():
-                totals[place] = add_in_order(totals.get(place), terms.swapaxes(0, 1))
-    for place, total in totals.items():
-        store(total.astype(call.dtype, copy=False), views[place][:, 0])
+    for columns in _cuts(views, 2, KEPT_SUMS):
+        d = columns[0].shape[2]
+        totals: dict[int, Floats] = {}
+        for samples in _samples_of(columns):
+            for some in _cuts(samples, 0, max(1, KEPT_SUMS // d)):
+                sums = {place: np.empty((len(some[0]), 1, d)) for place in shared}
+                _in_parts(work, tuple(sums.get(i, view) for i, view in enumerate(some)), axis=0)
+                for place, terms in sums.items():
+                    totals[place] = add_in_order(totals.get(place), terms.swapaxes(0, 1))
+        for place, total in totals.items():
+            store(total.astype(call.dtype, copy=False), columns[place][:, 0])
 
 
 def _samples_of(views: Views) -> tuple[Views, ...]:
