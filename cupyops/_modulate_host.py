@@ -23,8 +23,8 @@ Views: TypeAlias = tuple[Any, ...]
 
 PART_ELEMENTS = 1 << 20
 """Elements that are worth a thread of their own."""
-FEW_ELEMENTS = 1 << 16
-"""Below so many elements, settings and threads cost more than they save."""
+FEW_ELEMENTS = 1 << 18
+"""Up to so many elements, settings, blocks and threads cost more than they save."""
 KEPT_SUMS = 1 << 17
 """Sums of samples, in float64, that wait to be added up over the batch."""
 STACKED_ELEMENTS = 1 << 14
@@ -81,7 +81,7 @@ def _cuts(views: Views, axis: int, step: int) -> Iterable[Views]:
 def _in_parts(work: Callable[[Views], None], views: Views, axis: int) -> None:
     """Do the work on all views; if they are large, cut along an axis for two threads."""
     x = views[0]
-    if x.size < FEW_ELEMENTS:
+    if x.size <= FEW_ELEMENTS:
         work(views)
         return
 
@@ -115,7 +115,7 @@ def modulate_host(
     # `out` may be the very view of shift, which is read last.
     in_place = shift is not None and shift.size == out.size and np.may_share_memory(out, shift)
     direct = out.dtype == dtype and not in_place
-    if x.size < FEW_ELEMENTS:
+    if x.size <= FEW_ELEMENTS:
         _modulate_block(views, Scratch(dtype), one_plus_scale, direct)
         return
     work = partial(_modulate_blocks, dtype=dtype, one_plus_scale=one_plus_scale, direct=direct)
@@ -302,7 +302,7 @@ def _backward_pass(
     """Form the gradients that are sums over axis 1; in the last pass also those per token."""
     x = views[0]
     scratch = Scratch(call.dtype)
-    small = x.size < FEW_ELEMENTS
+    small = x.size <= FEW_ELEMENTS
     sizes = _BlockSizes(*x.shape) if small else _block_sizes(x.shape, call.dtype)
     for columns in _cuts(views, 2, sizes.d):
         for samples in _cuts(columns, 0, sizes.b):
