@@ -28,7 +28,8 @@ LEVELS = {
     "_plan": 4,
     "_modulate_device": 4,
     "_exp_segsum_device": 4,
-    "_modulate_host": 3,
+    "_modulate_host": 4,
+    "_modulate_sums": 3,
     "_modulate_rows": 0,
     "_exp_segsum_host": 3,
     "_kernels": 3,
@@ -36,6 +37,8 @@ LEVELS = {
     "_launch": 2,
     "_checks": 1,
     "_arrays": 0,
+    "_convert": 0,
+    "_threads": 0,
     "_status": 0,
 }
 
