@@ -28,12 +28,14 @@ class Scratch:
         self.dtype = dtype
         self._buffers: dict[str, Floats] = {}
 
-    def block(self, name: str, shape: tuple[int, ...]) -> Floats:
+    def block(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None
+    ) -> Floats:
         """A C-ordered block with undefined contents; the previous one of that name is gone."""
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
-            buffer = self._buffers[name] = np.empty(size, self.dtype)
+            buffer = self._buffers[name] = np.empty(size, dtype or self.dtype)
         return buffer[:size].reshape(shape)
 
     def load(self, name: str, stored: Floats) -> Floats:
