@@ -73,7 +73,7 @@ def _exp_segsum_block(x: Floats, out: Floats, panels: Panels, scratch: Scratch) 
     terms = scratch.block("terms", (n, count, width))
     flat_terms = terms.reshape(n, -1)
     flat_terms[:, :t] = x
-    flat_terms[:, t:] = 0
+    flat_terms[:, t:] = 0  # numbers that cost nothing; their results are left out
     padded_steps, steps = _lanes(scratch, "steps", (width,), (count, n))
     steps[...] = terms.transpose(2, 1, 0)
     padded_tiles, tiles = _lanes(scratch, "tiles", (width, width), (count, n))
