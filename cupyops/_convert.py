@@ -32,9 +32,12 @@ def widen(src: NDArray[Any], dst: NDArray[Any]) -> None:
         _widen_half(source, target)
 
 
-def narrow(src: NDArray[Any], dst: NDArray[Any]) -> None:
-    """Round a float32 array once, to nearest even, into a 16-bit array of its shape."""
-    if dst.dtype != np.float16 or src.size < FEW:
+def narrow(src: NDArray[Any], dst: NDArray[Any], *, few: int = FEW) -> None:
+    """Round a float32 array once, to nearest even, into a 16-bit array of its shape.
+
+    NumPy's cast serves fewer than `few` elements.
+    """
+    if dst.dtype != np.float16 or src.size < few:
         np.copyto(dst, src, casting="unsafe")
         return
     for source, target in _tiles(src, dst):
