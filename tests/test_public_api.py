@@ -32,6 +32,7 @@ LEVELS = {
     "_modulate_sums": 3,
     "_modulate_rows": 0,
     "_exp_segsum_host": 3,
+    "_exp_segsum_panels": 0,
     "_kernels": 3,
     "_host": 2,
     "_launch": 2,
