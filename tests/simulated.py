@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -168,16 +169,16 @@ def launch_all(
     reports = []
     for planned in launches:
         launch = planned.for_addresses(addresses)
-        reports.append(
-            executor.launch(
-                module(launch.kernel.source, target),
-                launch.kernel.name,
-                grid=launch.grid,
-                block=launch.block,
-                shared_bytes=launch.shared_bytes,
-                args=launch.bind(addresses, workspace),
-            )
+        report = executor.launch(
+            module(launch.kernel.source, target),
+            launch.kernel.name,
+            grid=launch.grid,
+            block=launch.block,
+            shared_bytes=launch.shared_bytes,
+            args=launch.bind(addresses, workspace),
         )
+        # The report has the compiler's name.
+        reports.append(replace(report, kernel=launch.kernel.name))
     return reports
 
 
