@@ -38,8 +38,14 @@ LEAST_ITEM_ROWS = 32
 """Rows of an item of `exp_segsum`; a 32nd of T where that is more, see `_item_rows`."""
 ENOUGH_BLOCKS = 264
 """Blocks that keep a large GPU busy: two for each of 132 multiprocessors."""
-SHARED_PARTS = 32 * 1024
-"""Bytes of shared memory that may hold the strips' parts of exp_segsum_backward."""
+BAND_ROWS = 128
+"""Rows of a tile of exp_segsum_backward, and the most columns of a strip; part of the order."""
+WHOLE_ROWS = 320
+"""Rows of the largest matrix that a block takes whole; part of the order."""
+MOST_THREADS = 512
+"""Threads of a block of exp_segsum_backward, where a matrix has many strips."""
+WALKER_ROWS = 16
+"""Rows of a walker where a block has threads for so many walkers; part of the order."""
 
 
 class _Leading(NamedTuple):
@@ -122,9 +128,9 @@ class _Strips(NamedTuple):
     width: int
 
 
-def _strips(t: int, itemsize: int) -> _Strips:
+def _strips(t: int, itemsize: int, most_lanes: int = WARP) -> _Strips:
     group = VECTOR_BYTES // itemsize
-    lanes = min(WARP, power_of_two(ceil_div(t, group)))
+    lanes = min(most_lanes, power_of_two(ceil_div(t, group)))
     return _Strips(lanes, ceil_div(t, lanes * group), lanes * group)
 
 
@@ -178,6 +184,43 @@ def exp_segsum_launches(x: ArraySpec, out: ArraySpec) -> tuple[Launch, ...]:
     return tuple(launches)
 
 
+class _Walk(NamedTuple):
+    """How exp_segsum_backward goes through a matrix: a function of T and the dtype alone."""
+
+    strips: _Strips
+    walkers: int
+    """Of a strip in a block, one below the other."""
+    bands: int
+    """0 where a block takes whole matrices."""
+
+    @classmethod
+    def of(cls, t: int, itemsize: int) -> _Walk:
+        strips = _strips(t, itemsize, min(WARP, BAND_ROWS * itemsize // VECTOR_BYTES))
+        if t > WHOLE_ROWS:
+            return cls(strips, THREADS // strips.lanes, ceil_div(t, BAND_ROWS))
+        threads = THREADS if strips.number <= 2 else MOST_THREADS
+        room = threads // (strips.lanes * strips.number)
+        room -= room % (WARP // strips.lanes)  # no warp works on two strips
+        return cls(strips, min(room, power_of_two(ceil_div(t, WALKER_ROWS))), 0)
+
+    @property
+    def tiles(self) -> int:
+        """Of a matrix, on and below the diagonal; in the last band some may lie beyond T."""
+        return self.bands * (self.bands + 1) // 2 * (BAND_ROWS // self.strips.width)
+
+    def matrices_in_block(self, matrices: int) -> int:
+        of_matrix = self.strips.number * self.walkers * self.strips.lanes
+        # At least a warp, since its shuffles name all 32 lanes.
+        least = WARP // min(WARP, of_matrix)
+        most = min(max(1, THREADS // of_matrix), MAX_BLOCK_Z // self.strips.number)
+        return max(least, min(most, power_of_two(max(1, matrices // ENOUGH_BLOCKS))))
+
+    def shared_values(self, strips: int, t: int, padded: bool) -> int:
+        """Of a block of so many strips: the columns of its walkers, and its rows."""
+        columns = strips * self.walkers * self.strips.width
+        return columns + padded * (columns // 32 * 4) + strips * (BAND_ROWS if self.bands else t)
+
+
 def exp_segsum_backward_launches(
     y: ArraySpec, grad_output: ArraySpec, out: ArraySpec
 ) -> tuple[tuple[Launch, ...], int]:
@@ -191,62 +234,55 @@ def exp_segsum_backward_launches(
         _Array("out", out, 1),
     )
     itemsize = compute_dtype(y).itemsize
-    strips = _strips(t, y.dtype.itemsize)
-    in_block = (
-        strips.number * t * itemsize <= SHARED_PARTS and strips.number * strips.lanes <= THREADS
-    )
+    walk = _Walk.of(t, y.dtype.itemsize)
+    strips = walk.strips
     template = ("exp_segsum_backward_rows", c_type(y.dtype))
     workspace = WorkspacePlan()
-    parts: Argument | None = None
+    sums: tuple[Argument, ...] = ()
     launches = []
     leading = _merge(y.shape[:-2], (ys.leading, grads.leading, outs.leading))
     for offsets, axes in leading.split():
         arrays = zip((ys, grads, outs), offsets, axes.strides, strict=True)
         y_args, grad_args, out_args = (a.args(offset, steps) for a, offset, steps in arrays)
-        if in_block:
-            parts = NULL
-            # At least a warp, since its shuffles name all 32 lanes.
-            least = WARP // min(WARP, strips.lanes * strips.number)
-            most = min(THREADS // (strips.lanes * strips.number), MAX_BLOCK_Z)
-            wanted = power_of_two(max(1, axes.matrices // ENOUGH_BLOCKS))
-            block = (strips.lanes, strips.number, max(least, min(most, wanted)))
-            tiles = ceil_div(axes.matrices, block[2])
-            shared_bytes = block[2] * strips.number * t * itemsize
-        else:
-            block = (strips.lanes, THREADS // strips.lanes, 1)
-            tiles = ceil_div(axes.matrices * strips.number, block[1])
-            shared_bytes = 0
-            # Launches follow one another on one stream, so all may use the same piece.
-            parts = parts or workspace.take(axes.matrices * strips.number * t * itemsize)
         sizes = axes.sizes[1:]
+        if walk.bands:
+            blocks, in_block = axes.matrices * walk.tiles, 1
+            # Launches follow one another on one stream, so all may use the same pieces.
+            sums = sums or tuple(
+                workspace.take(axes.matrices * values * itemsize)
+                for values in (strips.number * t, walk.bands * t, walk.bands * strips.number)
+            )
+        else:
+            matrices = walk.matrices_in_block(axes.matrices)
+            blocks, in_block = ceil_div(axes.matrices, matrices), matrices * strips.number
+            sums = (NULL, NULL, NULL)
+        padded = y.dtype.itemsize < itemsize
         launch = _launch(
             "exp_segsum_backward.cu",
             template,
             (ys, grads),
-            grid=grid(tiles),
-            block=block,
-            shared_bytes=shared_bytes,
+            grid=grid(blocks),
+            block=(strips.lanes, walk.walkers, in_block),
+            shared_bytes=walk.shared_values(in_block, t, padded) * itemsize,
             args=(
-                *y_args,
-                *grad_args,
-                *out_args,
-                parts,
-                *int64s((*sizes, axes.matrices, t, strips.number, tiles)),
+                *(*y_args, *grad_args, *out_args, *sums),
+                *int64s((*sizes, axes.matrices, t, strips.number)),
+                *int64s((walk.bands, walk.tiles, blocks)),
             ),
         )
         launches.append(launch)
-        if not in_block:
+        if walk.bands:
             name = instance("exp_segsum_backward_combine", c_type(y.dtype))
             launches.append(
                 Launch(
                     kernel=Kernel("exp_segsum_backward.cu", name),
-                    grid=grid(ceil_div(axes.matrices * t, THREADS)),
-                    block=(THREADS, 1, 1),
+                    grid=grid(axes.matrices * walk.bands),
+                    block=(BAND_ROWS, 2, 1),
                     shared_bytes=0,
                     args=(
-                        parts,
-                        *out_args,
-                        *int64s((*sizes, axes.matrices, t, strips.number, strips.width)),
+                        *(*sums, *out_args),
+                        *int64s((*sizes, axes.matrices, t)),
+                        *int64s((strips.number, walk.bands, strips.width)),
                     ),
                 )
             )
