@@ -40,6 +40,8 @@ ENOUGH_BLOCKS = 264
 """Blocks that keep a large GPU busy: two for each of 132 multiprocessors."""
 LEAST_GROUPS = 8
 """Groups of columns that a block must not fall below: 128 bytes, a line of the cache."""
+COMBINED_ROWS = 16
+"""Rows of chunk sums that a block loads side by side, where there are so many."""
 
 # Flags and modes, as in the kernels.
 HAS_SCALE = 1
@@ -304,24 +306,27 @@ def _combine(
 ) -> list[Launch]:
     """Add up the chunk sums, of both gradients in one launch; no chunks add up to 0."""
     args: list[Argument] = []
-    items = 0
     parameter: ArraySpec | None = None
+    lengths, rows = [0], [0]  # chunk sums of a column, and rows of the gradient
     for gradient, sums in pending:
         parameter = gradient.spec
         b, _, column = _view(gradient.name, gradient.spec, swapped).strides
         shared = gradient.rows is Rows.SHARED
-        items = max(items, d if shared else samples * d)
+        lengths.append(samples * chunks if shared else chunks)
+        rows.append(1 if shared else samples)
         args += [sums, Pointer(gradient.name), *int64s((b, column)), np.int32(shared)]
-    if parameter is None or items == 0:
+    if parameter is None or max(rows) * d == 0:
         return []
     if len(pending) == 1:
         args += [NULL, NULL, *int64s((0, 0)), np.int32(0)]
     name = instance("modulate_backward_combine", c_type(dtype), c_type(parameter.dtype))
+    at_once = min(COMBINED_ROWS, power_of_two(max(lengths)))
+    columns = THREADS // at_once
     return [
         Launch(
             kernel=Kernel("modulate_backward.cu", name),
-            grid=(grid(ceil_div(items, THREADS))[0], len(pending), 1),
-            block=(THREADS, 1, 1),
+            grid=(grid(max(rows) * ceil_div(d, columns))[0], len(pending), 1),
+            block=(columns, at_once, 1),
             shared_bytes=0,
             args=(*args, *int64s((samples, chunks, d))),
         )

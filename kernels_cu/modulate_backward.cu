@@ -22,8 +22,14 @@
 //
 // modulate_backward_combine: adds the chunk sums of a sample in increasing order in double, and for
 // a parameter shared by the batch the samples' totals in increasing order in double; the total is
-// rounded to the compute type and then stored. One thread per gradient element, grid axis y picks
-// the gradient; reads each chunk sum once.
+// rounded to the compute type and then stored.
+// Grid    x over groups of blockDim.x columns of the gradient, y picks the gradient; a block takes
+//         every gridDim.x-th group.
+// Block   (x, y): x columns, y rows of chunk sums at a time, PREFETCH of them for each thread. All
+//         threads load, into shared memory; the first row of threads adds, while the next chunk
+//         sums are on their way.
+// Shared  256 * PREFETCH values in the compute type.
+// Bytes   reads each chunk sum once.
 
 enum { HAS_SCALE = 1, ONE_PLUS_SCALE = 2, WRITE_GRAD_INPUT = 4 };
 enum Sum { NO_SUM = 0, PER_TOKEN = 1, CHUNK_SUMS = 2, FINAL = 3 };
@@ -177,33 +183,47 @@ __global__ void __launch_bounds__(256) modulate_backward_combine(
     const int64 grad_b = blockIdx.y == 0 ? grad_0_b : grad_1_b;
     const int64 grad_d = blockIdx.y == 0 ? grad_0_d : grad_1_d;
     const bool shared = blockIdx.y == 0 ? shared_0 : shared_1;
-    const int64 rows = shared ? 1 : samples, summed = shared ? samples : 1;
-    const int PREFETCH = 8;
+    const int64 rows = shared ? 1 : samples, length = shared ? samples * chunks : chunks;
+    const int64 groups = (D + blockDim.x - 1) / blockDim.x;
+    const int PREFETCH = 8, at_once = PREFETCH * blockDim.y;
+    __shared__ C staged[256 * PREFETCH];
 
-    for (int64 item = (int64)blockIdx.x * blockDim.x + threadIdx.x; item < rows * D;
-         item += (int64)gridDim.x * blockDim.x) {
-        const int64 row = item / D, d = item % D;
-        const C* next = sums + row * chunks * D + d;
-        double total = summed > 0 && chunks > 0 ? -0.0 : 0.0;  // a sum over nothing is +0
-        double sample = -0.0;
-        // The sums of all chunks of all samples follow one another; several are loaded at once.
-        int64 chunk = 0;
-        for (int64 first = 0; first < summed * chunks; first += PREFETCH, next += PREFETCH * D) {
-            C values[PREFETCH];
-#pragma unroll
-            for (int u = 0; u < PREFETCH; ++u)
-                values[u] = first + u < summed * chunks ? next[u * D] : C(0);
+    for (int64 item = blockIdx.x; item < rows * groups; item += gridDim.x) {
+        const int64 row = item / groups, d = item % groups * blockDim.x + threadIdx.x;
+        // The sums of all chunks of all samples follow one another.
+        const C* column = sums + row * chunks * D + d;
+        C values[PREFETCH];
+        auto load_from = [&](int64 first) {
 #pragma unroll
             for (int u = 0; u < PREFETCH; ++u) {
-                if (first + u >= summed * chunks) continue;
-                sample = add(sample, widen(values[u]));
+                const int64 next = first + u * blockDim.y + threadIdx.y;
+                values[u] = d < D && next < length ? column[next * D] : C(0);
+            }
+        };
+
+        double total = length > 0 ? -0.0 : 0.0;  // a sum over nothing is +0
+        double sample = -0.0;
+        int64 chunk = 0;
+        load_from(0);
+        for (int64 first = 0; first < length; first += at_once) {
+#pragma unroll
+            for (int u = 0; u < PREFETCH; ++u)
+                staged[(u * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x] = values[u];
+            __syncthreads();
+            load_from(first + at_once);
+            const int count = threadIdx.y == 0 ? (int)min(length - first, (int64)at_once) : 0;
+#pragma unroll 8
+            for (int i = 0; i < count; ++i) {
+                sample = add(sample, widen(staged[i * blockDim.x + threadIdx.x]));
                 if (++chunk == chunks) {
                     total = add(total, sample);
                     sample = -0.0;
                     chunk = 0;
                 }
             }
+            __syncthreads();  // before the next values are staged
         }
+        if (threadIdx.y != 0 || d >= D) continue;
         C rounded;
         round_to(total, rounded);
         round_to(rounded, grad[row * grad_b + d * grad_d]);

@@ -64,10 +64,21 @@ SOURCES = ("modulate.cu", "modulate_backward.cu", "exp_segsum.cu", "exp_segsum_b
 
 @cache
 def module(source: str, target: str) -> Module:
-    text = _kernels.source_text(source)
+    return _module(_kernels.source_text(source), source, target)
+
+
+def _module(text: str, source: str, target: str) -> Module:
     made = nvrtc.compile_ptx(text, options(target), instances(source), filename=source)
     assert not made.log, made.log
     return Module(made.ptx, made.lowered)
+
+
+def with_fault(monkeypatch: Any, source: str, sound: str, faulty: str) -> None:
+    """Plant a fault: exchange one place of a kernel's source for the length of a test."""
+    text = _kernels.source_text(source)
+    assert text.count(sound) == 1, sound
+    made = _module(text.replace(sound, faulty), source, TARGETS[0])
+    monkeypatch.setitem(globals(), "module", lambda source, target: made)
 
 
 class SimulatedExecutor:

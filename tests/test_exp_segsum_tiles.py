@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import simulated
-from cupyops import _exp_segsum, _kernels
+from cupyops import _exp_segsum
 from cupyops._exp_segsum_device import BAND_ROWS, WHOLE_ROWS, _Walk
-from ptx import LaunchError, Module, memory, nvrtc
-from simulated import TARGETS
+from ptx import LaunchError, memory
 from support import (
     DTYPE_NAMES,
     array,
@@ -177,17 +176,6 @@ def test_every_element_below_the_diagonal_counts_once(name: str, length: int) ->
 # -- faults that these tests are there to find ----------------------------------------------------
 
 
-def with_fault(monkeypatch: pytest.MonkeyPatch, sound: str, faulty: str) -> None:
-    """Exchange one place of the kernel's source."""
-    text = _kernels.source_text(SOURCE)
-    assert text.count(sound) == 1, sound
-    text = text.replace(sound, faulty)
-    names = simulated.instances(SOURCE)
-    made = nvrtc.compile_ptx(text, simulated.options(TARGETS[0]), names, filename=SOURCE)
-    module = Module(made.ptx, made.lowered)
-    monkeypatch.setattr(simulated, "module", lambda source, target: module)
-
-
 MISSING_BARRIERS = {
     "before the sums of lower walkers are read": (
         "            slots.put(thread * N, columns);\n            __syncthreads();",
@@ -212,7 +200,7 @@ MISSING_BARRIERS = {
 def test_a_missing_barrier_is_found(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     y, grad = pair("float32", 1, 330)
     run(y, grad)
-    with_fault(monkeypatch, *MISSING_BARRIERS[place])
+    simulated.with_fault(monkeypatch, SOURCE, *MISSING_BARRIERS[place])
     with pytest.raises(LaunchError, match=r"race|poison"):
         run(y, grad, order="reversed")
 
@@ -247,7 +235,7 @@ WRONG_INDICES = {
 
 @pytest.mark.parametrize("fault", WRONG_INDICES)
 def test_a_wrong_index_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    with_fault(monkeypatch, *WRONG_INDICES[fault])
+    simulated.with_fault(monkeypatch, SOURCE, *WRONG_INDICES[fault])
     with pytest.raises((LaunchError, AssertionError)):
         every_element_counts_once_and_none_above()
 
@@ -260,8 +248,9 @@ def every_element_counts_once_and_none_above() -> None:
 
 
 def test_an_order_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_fault(
+    simulated.with_fault(
         monkeypatch,
+        SOURCE,
         "row_sums[(n * strips + s) * T + k]);",
         "row_sums[(n * strips + (n & 1 ? (k - 1) / width - s : s)) * T + k]);",
     )
