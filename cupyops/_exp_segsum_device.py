@@ -218,7 +218,8 @@ class _Walk(NamedTuple):
     def shared_values(self, strips: int, t: int, padded: bool) -> int:
         """Of a block of so many strips: the columns of its walkers, and its rows."""
         columns = strips * self.walkers * self.strips.width
-        return columns + padded * (columns // 32 * 4) + strips * (BAND_ROWS if self.bands else t)
+        rows = BAND_ROWS if self.bands else t | 1
+        return columns + padded * (columns // 32 * 4) + strips * rows
 
 
 def exp_segsum_backward_launches(

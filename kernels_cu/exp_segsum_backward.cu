@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(512, 1) exp_segsum_backward_rows(
     const int thread = walker * lanes + x, threads = blockDim.z * walkers * lanes;
     const Slots<C, N> slots = {reinterpret_cast<C*>(shared_bytes)};
     // What the strip gives to each of its rows in this block.
-    C* const rows = slots.base + slots.place(threads * N) + threadIdx.z * (tiled ? BAND_ROWS : T);
+    const int row_slots = tiled ? BAND_ROWS : (int)T | 1;  // odd: the strips differ in their banks
+    C* const rows = slots.base + slots.place(threads * N) + threadIdx.z * row_slots;
 
     for (int64 block = blockIdx.x; block < blocks; block += gridDim.x) {
         int64 n, band = 0, strip;
@@ -266,10 +267,10 @@ __global__ void __launch_bounds__(512, 1) exp_segsum_backward_rows(
             const int of_strip = walkers * lanes;
             for (int64 k = strip * of_strip + thread % of_strip; active && k < T;
                  k += strips * of_strip) {
-                const C* part = rows - strip * T + k;  // of strip 0; the next is T - width further
+                const C* part = rows - strip * row_slots + k;  // of strip 0
                 C total = 0;
                 for (int64 s = 0; s * width < k; ++s)
-                    total = s == 0 ? *part : add(total, part[s * (T - width)]);
+                    total = s == 0 ? *part : add(total, part[s * (row_slots - width)]);
                 round_to(total, to[k * out_t]);
             }
         }

@@ -49,8 +49,9 @@ __global__ void __launch_bounds__(256, 1) modulate_backward_rows(
     typedef typename Compute<X, P>::type C;
     const int N = Width<X>::value, UNROLL = Unroll<X, VECTOR>::value;
     // By the element of a group first, then by thread: neighbours touch neighbouring banks, also
-    // (thanks to the padding) when they later take neighbouring elements.
-    __shared__ C shared_sums[2][N][256 + 32 / N], shared_factor[N][128];
+    // (thanks to the padding, an N-th of the 128 bytes of all banks) when they later take
+    // neighbouring elements.
+    __shared__ C shared_sums[2][N][256 + 128 / sizeof(C) / N], shared_factor[N][128];
     const int column = threadIdx.z * blockDim.x + threadIdx.x;  // group of columns, in the block
     const int columns = blockDim.z * blockDim.x;                // from one lane to the next
     const bool has_factor = flags & HAS_SCALE && flags & WRITE_GRAD_INPUT;

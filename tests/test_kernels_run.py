@@ -454,6 +454,8 @@ def test_traffic_is_within_the_targets(name: str, capsys: pytest.CaptureFixture[
             in_vectors = all("true" in kernel or "combine" in kernel for kernel in row.kernels)
             # Rows at odd addresses: a warp's 64 bytes of 16-bit elements touch up to three sectors.
             assert row.request_ratio <= (1.15 if in_vectors else 2), row
+            # A pass through shared memory takes less time than a sector from memory.
+            assert row.bank_conflicts <= row.sectors * (0.15 if in_vectors else 0.4), row
         if row.operator == "modulate_backward" and row.counted[1] <= CHUNK_ROWS:
             assert row.workspace == 0, row
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import simulated
 from cupyops import _exp_segsum, _modulate, _plan
-from ptx import Traffic
+from ptx import Report, Traffic
 
 SECTOR = 32
 DTYPES = {
@@ -54,13 +54,23 @@ class Row(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     counted: tuple[int, ...]
-    kernels: tuple[str, ...]
+    reports: tuple[Report, ...]
+    """Of the launches, in order."""
     least: int
     """Sectors that have to be read or written once."""
     sectors: int
     requests: int
     workspace: int
     """Sectors of the workspace, part of `sectors`."""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(report.kernel for report in self.reports)
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Passes through shared memory beyond those without conflicts."""
+        return sum(report.bank_conflicts for report in self.reports)
 
     @property
     def ratio(self) -> float:
@@ -96,7 +106,7 @@ def count(
         next(iter(inputs.values())).dtype.name,
         shape,
         counted,
-        tuple(report.kernel for report in reports),
+        tuple(reports),
         least_inputs + sum(sectors_of(out) for out in outs.values()),
         total.read_sectors + total.write_sectors,
         total.read_requests + total.write_requests,
@@ -136,14 +146,15 @@ def _ones(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 def table(rows: list[Row]) -> str:
     lines = [
         f"{'operator':<20} {'dtype':<9} {'shape':<16} {'counted as':<16} "
-        f"{'least':>9} {'sectors':>9} {'ratio':>6} {'requests':>8} {'workspace':>9}"
+        f"{'least':>9} {'sectors':>9} {'ratio':>6} {'requests':>8} {'workspace':>9} "
+        f"{'conflicts':>9}"
     ]
     for row in rows:
         shape, counted = ("x".join(str(n) for n in axes) for axes in (row.shape, row.counted))
         lines.append(
             f"{row.operator:<20} {row.dtype:<9} {shape:<16} {counted:<16} "
             f"{row.least:>9} {row.sectors:>9} {row.ratio:>6.3f} {row.request_ratio:>8.3f} "
-            f"{row.workspace:>9}"
+            f"{row.workspace:>9} {row.bank_conflicts:>9}"
         )
     return "\n".join(lines)
 
