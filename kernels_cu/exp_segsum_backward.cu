@@ -34,10 +34,18 @@
 const int BAND_ROWS = 128;
 const uint32 ALL_LANES = 0xffffffffu;
 
-template <class C> __device__ __forceinline__ C sum_over_lanes(C value, int lanes) {
+// Of several values at once, so that their shuffles overlap.
+template <class C, int COUNT>
+__device__ __forceinline__ void sum_over_lanes(C (&values)[COUNT], int lanes) {
     for (int distance = lanes >> 1; distance > 0; distance >>= 1)
-        value = add(value, __shfl_xor_sync(ALL_LANES, value, distance));
-    return value;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            values[i] = add(values[i], __shfl_xor_sync(ALL_LANES, values[i], distance));
+}
+template <class C> __device__ __forceinline__ C sum_over_lanes(C value, int lanes) {
+    C values[1] = {value};
+    sum_over_lanes(values, lanes);
+    return values[0];
 }
 
 // The sum over the lanes below this one, of the lanes that work together.
@@ -214,9 +222,11 @@ __global__ void __launch_bounds__(512, 1) exp_segsum_backward_rows(
                 gs[u].load(g_row, step * g_j, step, limits[u] - first);
                 y_row -= y_i, g_row -= g_i;
             }
+            C sums[UNROLL];
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
-                C products[N], sum = 0;
+                C products[N];
+                sums[u] = 0;
 #pragma unroll
                 for (int i = 0; i < N; ++i) products[i] = mul(gs[u].value(i), ys[u].value(i));
                 if (!VECTOR) slots.trade(walker * width, products);
@@ -224,11 +234,13 @@ __global__ void __launch_bounds__(512, 1) exp_segsum_backward_rows(
                 for (int i = 0; i < N; ++i)
                     if (x * N + i < limits[u]) {
                         columns[i] = add(columns[i], products[i]);
-                        sum = add(sum, columns[i]);
+                        sums[u] = add(sums[u], columns[i]);
                     }
-                sum = sum_over_lanes(sum, lanes);
-                if (x == 0 && limits[u] > 0) rows[last - u] = sum;
             }
+            sum_over_lanes(sums, lanes);
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+                if (x == 0 && limits[u] > 0) rows[last - u] = sums[u];
         }
 
         const bool for_bands_above = tiled && start + width <= top;
