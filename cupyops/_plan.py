@@ -188,8 +188,9 @@ class Plan:
         """Refuse what does not fit the plan; returns what `execute` has to know of the arrays."""
         operator = self.operator
         for name, array, spec in zip(operator.inputs, inputs, self.inputs, strict=True):
-            # One comparison settles what fits; both are None where nothing was planned.
-            if array is not spec and (spec is None or _arrays.spec_of(array) != spec):
+            if array is None and spec is None:
+                continue
+            if spec is None or _arrays.spec_of(array) != spec:  # one comparison settles what fits
                 self._check_planned(name, array, spec)
         for name, array, spec in zip(operator.outputs, outs, self.outputs, strict=True):
             if array is None:
