@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cupyops
+from cupyops import _exp_segsum, _modulate
 from libraries import require_gpu
 from pages import PAGES, ROOT, fences, run_page
+from simulated import plan_of
 
 README = (ROOT / "README.md").read_text()
 MANUAL = [page for page in PAGES if page.parent.name == "docs"]
@@ -46,6 +50,29 @@ def test_every_fence_with_python_is_one_that_is_run() -> None:
     for page in PAGES:
         opened = re.findall(r"^\s*(?:```|~~~)\{?(?:py|code)\S*", page.read_text(), re.MULTILINE)
         assert len(opened) == len(fences(page)), page
+
+
+def test_the_rules_for_the_size_of_a_workspace_are_those_of_the_plans() -> None:
+    names: dict[str, Any] = run_page(ROOT / "docs" / "two_phase.md")
+    spec = partial(cupyops.ArraySpec, library="cupy", device=0)
+    for dtype, itemsize in (("float16", 4), ("float32", 4), ("float64", 8)):
+        for b, length, d in [(1, 64, 8), (1, 65, 7), (2, 64, 8), (3, 300, 33), (2, 256, 1152)]:
+            x = spec((b, length, d), dtype)
+            for shape, shared in (((b, d), False), ((d,), True)):
+                row = spec(shape, dtype)
+                for rows in ({"scale": row}, {"scale": row, "shift": row}):
+                    inputs = {"x": x, "grad_output": x, **rows}
+                    plan = plan_of(_modulate._MODULATE_BACKWARD, inputs, None, False)
+                    size = names["modulate_backward_workspace"](
+                        b, length, d, gradients=len(rows), shared=shared, itemsize=itemsize
+                    )
+                    assert plan.workspace_size == size, (dtype, x.shape, shape)
+        for shape in [(3, 8), (2, 320), (2, 321), (5, 1000), (1, 2048), (2, 4096)]:
+            matrices = spec((*shape, shape[1]), dtype)
+            inputs = {"y": matrices, "grad_output": matrices}
+            plan = plan_of(_exp_segsum._EXP_SEGSUM_BACKWARD, inputs)
+            size = names["exp_segsum_backward_workspace"](*shape, itemsize=itemsize)
+            assert plan.workspace_size == size, (dtype, shape)
 
 
 def test_the_readme_leads_to_results() -> None:
