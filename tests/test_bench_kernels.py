@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -69,3 +70,18 @@ def test_the_table_has_a_line_for_every_launch(monkeypatch: pytest.MonkeyPatch) 
     (line,) = kernels.lines(rows[0])
     least = (2 * 2 * 256 * 1152 + 2 * 2 * 1152) * 4
     assert least <= line.sectors * traffic.SECTOR <= 1.05 * least
+
+
+def test_the_page_shows_the_tables_of_today() -> None:
+    page = (BENCH.parent.parent / "docs" / "kernels.md").read_text()
+    rows = [*traffic.modulation_rows("float32"), *traffic.segment_rows("float32")]
+    assert kernels.table(rows) in page
+    assert traffic.table(rows) in page
+    registers = record()["instances"]
+    for kernel in ("modulate", "modulate_backward_rows", "exp_segsum", "exp_segsum_backward_rows"):
+        (row,) = re.findall(rf"^\| `{kernel}` \| (.*) \|$", page, re.MULTILINE)
+        of_dtype = []
+        for name in ("f16", "bf16", "f32", "f64"):
+            types = f"{name}, {name}" if kernel.startswith("modulate") else name
+            of_dtype.append(registers[f"{kernel}<{types}, true>"][kernels.ARCHITECTURE][0])
+        assert [int(cell) for cell in row.split(" | ")] == of_dtype

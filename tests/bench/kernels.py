@@ -12,6 +12,7 @@ latency of memory (Little's law).
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -163,7 +164,17 @@ def table(rows: list[traffic.Row]) -> str:
     return "\n".join(texts)
 
 
-if __name__ == "__main__":
-    for dtype in sys.argv[1:] or traffic.DTYPES:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What is known of the kernels without a GPU.")
+    parser.add_argument("dtypes", nargs="*", metavar="DTYPE", help=", ".join(traffic.DTYPES))
+    dtypes = parser.parse_args().dtypes or list(traffic.DTYPES)
+    for dtype in dtypes:
+        if dtype not in traffic.DTYPES:
+            parser.error(f"{dtype} is none of {', '.join(traffic.DTYPES)}")
+    for dtype in dtypes:
         print(f"\n{dtype}, {ARCHITECTURE}, {MULTIPROCESSORS} multiprocessors")
         print(table([*traffic.modulation_rows(dtype), *traffic.segment_rows(dtype)]))
+
+
+if __name__ == "__main__":
+    main()
