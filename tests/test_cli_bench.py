@@ -410,4 +410,4 @@ def test_the_gpu_clock_records_waits_and_divides() -> None:
 
 def test_errors_are_finite_in_json() -> None:
     outcome = measure.Outcome(math.inf, "wrong", None)
-    assert bench._as_json(outcome, 1) == {"error": None, "fault": "wrong", "ms": None}
+    assert bench.figures(outcome, 1) == {"error": None, "fault": "wrong", "ms": None}

@@ -30,6 +30,7 @@ import test_kernels_run
 import test_plan
 import test_public_api
 import traffic
+from bench import torch_formulas
 from cupyops import _aclnn, _kernels, _launch, aclnn
 from cupyops._plan import Operator, Plan
 from cupyops.cli import arguments
@@ -178,6 +179,7 @@ COVERAGE: dict[str, Callable[[], set[str]]] = {
     "cupyops/cli/arguments.py": lambda: set(arguments.OPERATORS),
     "tests/traffic.py": traffic_cases,
     "tests/bench/gpu_cases.py": benchmark_cases,
+    "tests/bench/torch_formulas.py": lambda: set(torch_formulas.TORCH),
     "tests/test_kernels_run.py": lambda: {
         case.operator.name for case in test_kernels_run.cases("float32")
     },

@@ -140,7 +140,7 @@ def measure_case(case: Case, on: Backend, *, rounds: int, with_out: bool) -> dic
         "dtype": case.dtype,
         "least_bytes": case.least_bytes,
         "judged": case.judged,
-        "contenders": {name: _as_json(out, case.least_bytes) for name, out in outcomes.items()},
+        "contenders": {name: figures(out, case.least_bytes) for name, out in outcomes.items()},
     }
     mine, theirs = (line["contenders"][name]["ms"] for name in (OURS, PLAIN))
     line["ratio"] = mine / theirs if mine and theirs else None
@@ -194,7 +194,8 @@ def judged(
     return verdict._replace(fault=f"{verdict.fault}; indices are those in {case.judged}")
 
 
-def _as_json(outcome: Outcome, least_bytes: int) -> dict[str, Any]:
+def figures(outcome: Outcome, least_bytes: int) -> dict[str, Any]:
+    """A contender's outcome as plain values; rates count the least bytes."""
     timing = outcome.timing
     error = outcome.error
     found: dict[str, Any] = {

@@ -41,6 +41,7 @@ from gpu_cases import (  # noqa: E402 - needs cupyops
     Case,
     check_all,
 )
+from torch_formulas import TORCH  # noqa: E402 - knows no torch itself
 
 import cupyops  # noqa: E402 - of this checkout, whatever is installed
 
@@ -122,36 +123,6 @@ class Call:
 
     def eager(self) -> Any:
         return getattr(cupyops, self.operator)(self.first, **self.rest, **self.options)
-
-
-def torch_modulate(x: Any, scale: Any, shift: Any) -> Any:
-    return x * (1 + scale[:, None]) + shift[:, None]
-
-
-def torch_modulate_backward(x: Any, grad_output: Any, scale: Any, shift: Any) -> Any:
-    del shift  # of the call, but not of the formulas
-    grad_scale = (grad_output * x).sum(1)
-    return grad_output * (1 + scale[:, None]), grad_scale, grad_output.sum(1)
-
-
-def torch_exp_segsum(x: Any) -> Any:
-    t = x.shape[-1]
-    ones = x.new_ones(t, t)
-    columns = x[..., None].expand(*x.shape, t).masked_fill(ones.tril(-1) == 0, 0)
-    return columns.cumsum(-2).masked_fill(ones.tril() == 0, -math.inf).exp()
-
-
-def torch_exp_segsum_backward(y: Any, grad_output: Any) -> Any:
-    m = (grad_output * y).tril()
-    return m.flip(-2).cumsum(-2).flip(-2).tril(-1).sum(-1)
-
-
-TORCH = {
-    "modulate": torch_modulate,
-    "modulate_backward": torch_modulate_backward,
-    "exp_segsum": torch_exp_segsum,
-    "exp_segsum_backward": torch_exp_segsum_backward,
-}
 
 
 class Torch:
