@@ -25,6 +25,9 @@ PART_ELEMENTS = 1 << 20
 """Elements that are worth a thread of their own."""
 FEW_ELEMENTS = 1 << 18
 """Up to so many elements, settings, blocks and threads cost more than they save."""
+WHOLE_BYTES = 4 << 20
+"""Up to so many bytes, backward sums and products gain more from few calls than from the L2 cache,
+provided that nothing but products needs scratch."""
 KEPT_SUMS = 1 << 17
 """Sums of samples, in float64, that wait to be added up over the batch."""
 STACKED_ELEMENTS = 1 << 14
@@ -302,8 +305,8 @@ def _backward_pass(
     """Form the gradients that are sums over axis 1; in the last pass also those per token."""
     x = views[0]
     scratch = Scratch(call.dtype)
-    small = x.size <= FEW_ELEMENTS
-    sizes = _BlockSizes(*x.shape) if small else _block_sizes(x.shape, call.dtype)
+    whole = x.size <= FEW_ELEMENTS or (direct and x.size * call.dtype.itemsize <= WHOLE_BYTES)
+    sizes = _BlockSizes(*x.shape) if whole else _block_sizes(x.shape, call.dtype)
     for columns in _cuts(views, 2, sizes.d):
         for samples in _cuts(columns, 0, sizes.b):
             totals = {place: Total() for place in sums}
