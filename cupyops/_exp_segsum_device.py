@@ -166,7 +166,10 @@ def exp_segsum_launches(x: ArraySpec, out: ArraySpec) -> tuple[Launch, ...]:
     leading = _merge(x.shape[:-1], (segments.leading, matrices.leading))
     for (x_offset, out_offset), axes in leading.split():
         items = axes.matrices * row_tiles * strips.number
-        in_block = min(THREADS // strips.lanes, power_of_two(items))
+        # Smaller blocks where there are few items, so that more multiprocessors get some; not the
+        # smallest, since the items of a block share what they read.
+        wanted = max(THREADS // 2 // strips.lanes, items // ENOUGH_BLOCKS)
+        in_block = min(THREADS // strips.lanes, power_of_two(wanted))
         launch = _launch(
             "exp_segsum.cu",
             template,

@@ -19,9 +19,9 @@
 
 // exp(x) = 2^n exp(r), n = x / ln 2 rounded to an integer, |r| <= ln(2) / 2, with ln 2 in two
 // pieces of which n times the first is exact (Cody and Waite); exp(r) by its Taylor polynomial,
-// truncated below a quarter of an ulp. 2^n is applied as two powers of two, the first of them
-// exactly, so that a subnormal result is rounded once and kept. Fused multiply-add is meant here:
-// it is part of the accuracy.
+// truncated below a quarter of an ulp. 2^n is applied in two steps, the first of them exactly, so
+// that a subnormal result is rounded once and kept. Fused multiply-add is meant here: it is part of
+// the accuracy.
 
 __device__ __forceinline__ float fused(float a, float b, float c) {
     float r;
@@ -57,9 +57,13 @@ __device__ __forceinline__ float exponential(float x) {
     const float integer = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
     const float c = clamp(x), shifted = fused(c, 1.44269504f, integer), n = add(shifted, -integer);
     const float p = polynomial(fused(n, -1.42860677e-6f, fused(n, -0.693145752f, c)), terms);
-    const int exponent = (int)__float_as_uint(shifted) - 0x4b400000, half = exponent >> 1;
-    const float y = mul(mul(p, __uint_as_float((uint32)(half + 127) << 23)),
-                        __uint_as_float((uint32)(exponent - half + 127) << 23));
+    // n lies in the last bits of shifted. The exponent field takes n + 64 or n - 64, the rest is a
+    // product.
+    const bool negative = (int)__float_as_uint(c) < 0;
+    const uint32 rest = negative ? 64u << 23 : 0u - (64u << 23);
+    const float power = negative ? 5.421010862e-20f : 1.844674407e19f;  // 2^-64, 2^64
+    const uint32 scaled = __float_as_uint(p) + (__float_as_uint(shifted) << 23) + rest;
+    const float y = mul(__uint_as_float(scaled), power);
     return is_nan(x) ? x : y;
 }
 
@@ -79,6 +83,36 @@ __device__ __forceinline__ double exponential(double x) {
     return is_nan(x) ? x : y;
 }
 
+// Rows of an item from one of its batches of x, of which each lane holds one.
+template <class X, bool VECTOR> struct Walk {
+    typedef typename Compute<X>::type C;
+    static const int N = Width<X>::value;
+    uint32 mask;
+    int lanes, count;
+    int64 out_i, out_j;
+
+    // LEFT: all columns are left of the diagonal in all rows. STORE: else sums are only added up.
+    template <bool LEFT, bool STORE>
+    __device__ __forceinline__ void down(C mine, int rows, int diagonal, X* row, C (&sums)[N]) const {
+        const int step = VECTOR ? 1 : lanes;
+#pragma unroll 1
+        for (int k = 0; k < rows; ++k, row += out_i) {
+            const C x = __shfl_sync(mask, mine, k, lanes);
+            C values[N];
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                const int distance = diagonal + k - n * step;
+                if (STORE) values[n] = !LEFT && distance == 0;
+                if (LEFT || distance > 0) {
+                    sums[n] = add(sums[n], x);
+                    if (STORE) values[n] = exponential(sums[n]);
+                }
+            }
+            if (STORE && count > 0) store<VECTOR>(row, step * out_j, count, values);
+        }
+    }
+};
+
 template <class X, bool VECTOR>
 __global__ void __launch_bounds__(256) exp_segsum(
     const X* x, int64 x_0, int64 x_1, int64 x_2, int64 x_3, int64 x_t,
@@ -86,7 +120,7 @@ __global__ void __launch_bounds__(256) exp_segsum(
     int64 size_1, int64 size_2, int64 size_3,
     int64 T, int64 rows, int64 row_tiles, int64 column_tiles, int64 items) {
     typedef typename Compute<X>::type C;
-    const int N = Width<X>::value, lanes = blockDim.x;
+    const int N = Width<X>::value, WARP = 32, lanes = blockDim.x;
     // The lanes of an item, which share what they load of x; a warp may hold several items.
     const int warp_lane = (threadIdx.y * lanes + threadIdx.x) & 31;
     const uint32 mask = (lanes == 32 ? 0xffffffffu : (1u << lanes) - 1) << (warp_lane & -lanes);
@@ -100,6 +134,7 @@ __global__ void __launch_bounds__(256) exp_segsum(
         const Columns<VECTOR, N> c(column_tile, T);
         X* to = out + matrix.offset(out_0, out_1, out_2, out_3) + c.first * out_j;
 
+        const Walk<X, VECTOR> walk = {mask, lanes, c.count, out_i, out_j};
         C sums[N];
 #pragma unroll
         for (int n = 0; n < N; ++n) sums[n] = 0;
@@ -112,21 +147,20 @@ __global__ void __launch_bounds__(256) exp_segsum(
             const int batch = limit - base < lanes ? (int)(limit - base) : lanes;
             const C mine = threadIdx.x < batch
                 ? Load<C, X>::from(from[(base + threadIdx.x) * x_t]) : C(0);
-            for (int k = 0; k < batch; ++k) {
-                const C xi = __shfl_sync(mask, mine, k, lanes);
-                const int64 i = base + k;
-                C values[N];
-#pragma unroll
-                for (int n = 0; n < N; ++n) {
-                    const int64 j = c.first + n * c.step;
-                    values[n] = j == i;
-                    if (j < i) {
-                        sums[n] = add(sums[n], xi);
-                        if (i >= start) values[n] = exponential(sums[n]);
-                    }
-                }
-                if (i >= start && c.count > 0)
-                    store<VECTOR>(to + i * out_i, c.step * out_j, c.count, values);
+            // Columns from the thread's first to the diagonal in row base, cut off where all or
+            // none of its columns are left of it: as an int, comparisons are short.
+            const int diagonal = (int)max(min(base - c.first, int64(N * WARP)), int64(-WARP));
+            const bool left = base >= first_column + lanes * N;  // of the diagonal: all columns
+            X* const row = to + base * out_i;
+            if (base < start) {
+                if (left)
+                    walk.template down<true, false>(mine, batch, diagonal, row, sums);
+                else
+                    walk.template down<false, false>(mine, batch, diagonal, row, sums);
+            } else if (left) {
+                walk.template down<true, true>(mine, batch, diagonal, row, sums);
+            } else {
+                walk.template down<false, true>(mine, batch, diagonal, row, sums);
             }
             base += batch;
         }

@@ -33,6 +33,8 @@ from cupyops._arrays import ArraySpec  # noqa: E402
 from cupyops._launch import Launch  # noqa: E402
 from cupyops._plan import Plan  # noqa: E402
 
+PAGE = TESTS.parent / "docs" / "kernels.md"
+TRAFFIC_DTYPE = "float32"
 ARCHITECTURE, MULTIPROCESSORS = "sm_90", 132
 BANDWIDTH = 4.3e12
 LATENCY = 0.7e-6
@@ -164,16 +166,31 @@ def table(rows: list[traffic.Row]) -> str:
     return "\n".join(texts)
 
 
+def replace_table(heading: str, text: str) -> None:
+    """The first text block of the page after a heading."""
+    before, found, after = PAGE.read_text().partition(heading)
+    start = after.index("```text\n") + len("```text\n")
+    end = after.index("\n```", start)
+    PAGE.write_text(before + found + after[:start] + text + after[end:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What is known of the kernels without a GPU.")
     parser.add_argument("dtypes", nargs="*", metavar="DTYPE", help=", ".join(traffic.DTYPES))
-    dtypes = parser.parse_args().dtypes or list(traffic.DTYPES)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/kernels.md")
+    arguments = parser.parse_args()
+    dtypes = arguments.dtypes or list(traffic.DTYPES)
     for dtype in dtypes:
         if dtype not in traffic.DTYPES:
             parser.error(f"{dtype} is none of {', '.join(traffic.DTYPES)}")
     for dtype in dtypes:
+        rows = [*traffic.modulation_rows(dtype), *traffic.segment_rows(dtype)]
         print(f"\n{dtype}, {ARCHITECTURE}, {MULTIPROCESSORS} multiprocessors")
-        print(table([*traffic.modulation_rows(dtype), *traffic.segment_rows(dtype)]))
+        print(table(rows))
+        if arguments.write:
+            replace_table(f"### {dtype}\n", table(rows))
+            if dtype == TRAFFIC_DTYPE:
+                replace_table("## Traffic in sectors\n", traffic.table(rows))
 
 
 if __name__ == "__main__":
