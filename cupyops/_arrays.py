@@ -295,6 +295,27 @@ _LIBRARIES = {
 }
 ACCEPTED_TYPES = "a numpy.ndarray or cupy.ndarray"
 
+LAYERS = {
+    ("torch", "Tensor"): "cupyops.torch",
+    ("torch.nn.parameter", "Parameter"): "cupyops.torch",
+    ("dask.array.core", "Array"): "cupyops._dask",
+}
+"""Classes of arrays that hold those above, and the module with the functions for them. It is imported
+when such an array is first seen: whoever has one has imported its library."""
+
+
+def layer_of(arrays: Iterable[object]) -> str | None:
+    """The module that takes these arrays, or None where the arrays are taken as they are."""
+    for array in arrays:
+        cls = type(array)
+        if array is None or cls in _library_of:
+            continue
+        module = LAYERS.get((cls.__module__, cls.__qualname__))
+        if module is not None:
+            return module
+    return None
+
+
 # Class -> library, filled on first sight; classes of foreign arrays never get in.
 _library_of: dict[type, _Library] = {}
 

@@ -462,6 +462,7 @@ _MODULATE = Operator(
     outputs=("out",),
     result=None,
     build=_plan_modulate,
+    options=("one_plus_scale",),
 )
 _MODULATE_BACKWARD = Operator(
     name="modulate_backward",
@@ -470,4 +471,5 @@ _MODULATE_BACKWARD = Operator(
     outputs=ModulateGrads._fields,
     result=ModulateGrads,
     build=_plan_modulate_backward,
+    options=("one_plus_scale",),
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -44,6 +45,8 @@ class Operator:
     """Builds the return value from several outputs; None where the only output is returned."""
     build: Callable[..., Plan]
     """(operator, input specs, out specs, *options) -> Plan; raises for what does not fit."""
+    options: tuple[str, ...] = ()
+    """Names of the flags, in the order in which `build` takes them."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What messages call inputs and outputs, where a face of the operator has names of its own."""
 
@@ -502,7 +505,13 @@ def _without_specs(arrays: Arrays) -> Arrays:
 
 
 def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Any:
-    """Both phases in a row."""
+    """Both phases in a row; or what a layer above the arrays makes of the call."""
+    layer = _arrays.layer_of(inputs)
+    if layer is not None:
+        function = getattr(import_module(layer), operator.name)
+        first, *others = zip(operator.inputs, inputs, strict=True)
+        named = dict(others) | dict(zip(operator.options, options, strict=True))
+        return function(first[1], **named, out=out)
     outs = _unpack_out(operator, out)
     plan = _find_plan(operator, inputs, outs, options, check_array)
     return plan.execute(inputs, outs, plan.check_memory(inputs, outs))
