@@ -311,10 +311,10 @@ def _check_parameters(
 ) -> tuple[Rows | None, Rows | None]:
     if scale is not None and shift is not None:
         check_same_dtype(function, "shift", shift, "scale", scale)
-    return _rows_of(function, "scale", scale, x), _rows_of(function, "shift", shift, x)
+    return rows_of(function, "scale", scale, x), rows_of(function, "shift", shift, x)
 
 
-def _rows_of(function: str, name: str, spec: ArraySpec | None, x: ArraySpec) -> Rows | None:
+def rows_of(function: str, name: str, spec: ArraySpec | None, x: ArraySpec) -> Rows | None:
     if spec is None:
         return None
     b, length, d = x.shape

@@ -21,6 +21,8 @@ OPERATORS = ["modulate", "modulate_backward", "exp_segsum", "exp_segsum_backward
 LEVELS = {
     "__main__": 8,
     "aclnn": 7,
+    "_dask": 7,
+    "_dask_blocks": 6,
     "_aclnn": 6,
     "__init__": 6,
     "_modulate": 5,
