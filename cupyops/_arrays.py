@@ -300,8 +300,8 @@ LAYERS = {
     ("torch.nn.parameter", "Parameter"): "cupyops.torch",
     ("dask.array.core", "Array"): "cupyops._dask",
 }
-"""Classes of arrays that hold those above, and the module with the functions for them. It is imported
-when such an array is first seen: whoever has one has imported its library."""
+"""Classes of arrays that hold those above, and the module with the functions for them. It is
+imported when such an array is first seen: whoever has one has imported its library."""
 
 
 def layer_of(arrays: Iterable[object]) -> str | None:
