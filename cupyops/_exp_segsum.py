@@ -208,12 +208,23 @@ def plan_exp_segsum_backward(y: Array, /, *, grad_output: Array, out: Array | No
 # Shapes and plans
 
 
+def check_sequences(function: str, x: ArraySpec) -> None:
+    if not x.shape:
+        fail(ValueError, function, "x", "has shape ()", "at least one axis (..., T)")
+
+
+def check_matrices(function: str, y: ArraySpec, grad_output: ArraySpec) -> None:
+    if len(y.shape) < 2 or y.shape[-1] != y.shape[-2]:
+        fail(ValueError, function, "y", f"has shape {y.shape}", "square matrices (..., T, T)")
+    check_same_dtype(function, "grad_output", grad_output, "y", y)
+    check_shape(function, "grad_output", grad_output, y)
+
+
 def _plan_exp_segsum(operator: Operator, inputs: Specs, outs: Specs) -> Plan:
     name = operator.name
     (x,) = inputs
     assert x is not None
-    if not x.shape:
-        fail(ValueError, name, "x", "has shape ()", "at least one axis (..., T)")
+    check_sequences(name, x)
     wanted = contiguous((*x.shape, x.shape[-1]), x, x.dtype)
     out = check_out(name, operator.label("out"), outs[0], wanted, "x")
     assert out is not None
@@ -235,10 +246,7 @@ def _plan_exp_segsum_backward(operator: Operator, inputs: Specs, outs: Specs) ->
     y, grad_output = inputs
     assert y is not None
     assert grad_output is not None
-    if len(y.shape) < 2 or y.shape[-1] != y.shape[-2]:
-        fail(ValueError, name, "y", f"has shape {y.shape}", "square matrices (..., T, T)")
-    check_same_dtype(name, "grad_output", grad_output, "y", y)
-    check_shape(name, "grad_output", grad_output, y)
+    check_matrices(name, y, grad_output)
     wanted = contiguous(y.shape[:-1], y, y.dtype)
     out = check_out(name, operator.label("out"), outs[0], wanted, "y")
     assert out is not None

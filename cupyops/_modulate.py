@@ -301,12 +301,12 @@ def plan_modulate_backward(
 # Shapes and plans
 
 
-def _check_x(function: str, x: ArraySpec) -> None:
+def check_x(function: str, x: ArraySpec) -> None:
     if len(x.shape) != 3:
         fail(ValueError, function, "x", f"has shape {x.shape}", "three axes (B, L, D)")
 
 
-def _check_parameters(
+def check_parameters(
     function: str, x: ArraySpec, scale: ArraySpec | None, shift: ArraySpec | None
 ) -> tuple[Rows | None, Rows | None]:
     if scale is not None and shift is not None:
@@ -347,8 +347,8 @@ def _in_place(outputs: dict[str, bool], inputs: dict[str, bool]) -> frozenset[tu
 def _plan_modulate(operator: Operator, inputs: Specs, outs: Specs, one_plus_scale: bool) -> Plan:
     x, scale, shift = inputs
     assert x is not None
-    _check_x(operator.name, x)
-    scale_rows, shift_rows = _check_parameters(operator.name, x, scale, shift)
+    check_x(operator.name, x)
+    scale_rows, shift_rows = check_parameters(operator.name, x, scale, shift)
     out = check_out(operator.name, "out", outs[0], contiguous(x.shape, x, x.dtype), "x")
     assert out is not None
     on_host = x.library == "numpy"
@@ -381,10 +381,10 @@ def _plan_modulate_backward(
     x, grad_output, scale, shift = inputs
     assert x is not None
     assert grad_output is not None
-    _check_x(name, x)
+    check_x(name, x)
     check_same_dtype(name, "grad_output", grad_output, "x", x)
     check_shape(name, "grad_output", grad_output, x)
-    scale_rows, shift_rows = _check_parameters(name, x, scale, shift)
+    scale_rows, shift_rows = check_parameters(name, x, scale, shift)
     wanted = tuple(
         None if spec is None else contiguous(spec.shape, x, spec.dtype)
         for spec in (x, scale, shift)

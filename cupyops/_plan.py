@@ -8,6 +8,7 @@ by metadata, so there is one validation path and one way to compute.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -181,7 +182,7 @@ class Plan:
         for name in arrays:
             accepted = ", ".join((*others, "out", "workspace", "stream"))
             fail(TypeError, operator.name, name, "is not an argument of this plan's run", accepted)
-        outs = _unpack_out(operator, out)
+        outs = unpack_out(operator, out)
         addresses = self.check_run(inputs, outs, workspace, stream)
         return self.execute(inputs, outs, addresses, workspace, stream)
 
@@ -436,7 +437,7 @@ def fail_alignment(operator: Operator, label: str) -> NoReturn:
     fail(ValueError, operator.name, label, got, "aligned elements on a GPU")
 
 
-def _unpack_out(operator: Operator, out: Any) -> Arrays:
+def unpack_out(operator: Operator, out: Any) -> Arrays:
     """One entry for each output, None where it has to be allocated."""
     if operator.result is None:
         return (out,)
@@ -494,7 +495,7 @@ def _check_described(function: str, argument: str, value: object) -> ArraySpec:
 
 def plan_for(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any, ...] = ()) -> Plan:
     """Phase one: check the arguments and lay out the run. Any array may be an `ArraySpec`."""
-    outs = _unpack_out(operator, out)
+    outs = unpack_out(operator, out)
     plan = _find_plan(operator, inputs, outs, options, _check_described)
     plan.check_memory(_without_specs(inputs), _without_specs(outs))
     return plan
@@ -508,10 +509,12 @@ def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any
     """Both phases in a row; or what a layer above the arrays makes of the call."""
     layer = _arrays.layer_of(inputs)
     if layer is not None:
-        function = getattr(import_module(layer), operator.name)
+        # torch.compile follows the look-up, but no import.
+        module = sys.modules.get(layer) or import_module(layer)
+        function = getattr(module, operator.name)
         first, *others = zip(operator.inputs, inputs, strict=True)
         named = dict(others) | dict(zip(operator.options, options, strict=True))
         return function(first[1], **named, out=out)
-    outs = _unpack_out(operator, out)
+    outs = unpack_out(operator, out)
     plan = _find_plan(operator, inputs, outs, options, check_array)
     return plan.execute(inputs, outs, plan.check_memory(inputs, outs))
