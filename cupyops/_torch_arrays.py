@@ -5,10 +5,9 @@ No operator is known here. A view shares the tensor's memory, whatever its strid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from cupyops._arrays import CUDA_DEVICE, ArraySpec, import_cupy
-from cupyops._checks import BFLOAT16, DTYPES, a_type, fail
-from cupyops._plan import EXECUTORS
+from cupyops._checks import BFLOAT16, a_type, fail
+from cupyops._plan import EXECUTORS, Plan
 
 _STORAGE = {
     torch.float16: np.dtype(np.float16),
@@ -26,7 +25,8 @@ _STORAGE = {
     torch.float64: np.dtype(np.float64),
 }
 _TORCH = {dtype: key for key, dtype in _STORAGE.items()}
-assert _TORCH.keys() == set(DTYPES)
+Tensors: TypeAlias = tuple[Any, ...]
+"""The tensors of one call in the order of the operator's names; None for one that is absent."""
 _DEVICES = ("cpu", "cuda", "meta")
 
 # ---------------------------------------------------------------------------------------------
@@ -45,16 +45,19 @@ def check_tensors(
             got = "is a nested tensor" if value.is_nested else f"has layout {value.layout}"
             fail(TypeError, function, name, got, "a dense tensor (layout torch.strided)")
         if value.dtype not in _STORAGE:
-            *some, last = map(str, _STORAGE)
-            accepted = f"{', '.join(some)} or {last}"
-            fail(TypeError, function, name, f"has dtype {value.dtype}", accepted)
-        first = value if first is None else first
-        if value.device.type not in _DEVICES:
-            accepted = f"{', '.join(_DEVICES[:-1])} or {_DEVICES[-1]}"
-            fail(ValueError, function, name, f"is on device {value.device}", accepted)
-        if value.device != first.device:
+            fail(TypeError, function, name, f"has dtype {value.dtype}", _one_of(_STORAGE))
+        if first is None:
+            first, device = value, value.device
+            if device.type not in _DEVICES:
+                fail(ValueError, function, name, f"is on device {device}", _one_of(_DEVICES))
+        elif value.device != first.device:
             expected = f"{first.device}, the device of the first tensor"
             fail(ValueError, function, name, f"is on device {value.device}", expected)
+
+
+def _one_of(accepted: Iterable[object]) -> str:
+    *some, last = map(str, accepted)
+    return f"{', '.join(some)} or {last}"
 
 
 def check_transforms(function: str, tensors: Mapping[str, Tensor | None]) -> None:
@@ -64,6 +67,8 @@ def check_transforms(function: str, tensors: Mapping[str, Tensor | None]) -> Non
     """
     if torch.compiler.is_compiling():  # which has checks of its own, and cannot trace these
         return
+    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
+        return  # as nearly always; quick
     for name, tensor in tensors.items():
         if tensor is None:
             continue
@@ -96,15 +101,6 @@ def spec_of(tensor: Tensor) -> ArraySpec:
 # Memory
 
 
-class Place(NamedTuple):
-    """How tensors of one device are handed to a plan."""
-
-    view: Callable[[Tensor], Any]
-    """The array that is the tensor's memory."""
-    stream: Any
-    """The plan runs on this stream; None on the CPU."""
-
-
 def _numpy_view(tensor: Tensor) -> np.ndarray[Any, Any]:
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:  # which NumPy knows by the name of ml_dtypes only
@@ -113,24 +109,17 @@ def _numpy_view(tensor: Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
+def _from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
 def _cupy_view(tensor: Tensor) -> Any:
     tensor, from_dlpack = tensor.detach(), import_cupy().from_dlpack
     if tensor.dtype is torch.bfloat16:
         return from_dlpack(tensor.view(torch.int16)).view(BFLOAT16)
     return from_dlpack(tensor)
-
-
-_HOST = Place(_numpy_view, None)
-
-
-@contextmanager
-def _on_gpu(device: torch.device) -> Iterator[Place]:
-    # The stream becomes CuPy's current one before the first view is made: DLPack then has nothing
-    # to wait for, which could not be captured into a CUDA graph.
-    with torch.cuda.device(device):
-        stream = _stream(device.index, torch.cuda.current_stream(device).cuda_stream)
-        with EXECUTORS["cupy"].context(f"{CUDA_DEVICE}{device.index}", stream):
-            yield Place(_cupy_view, stream)
 
 
 class _Handle(NamedTuple):
@@ -154,49 +143,73 @@ def _stream(device: int, handle: int) -> Any:
         return cupy.cuda.Stream.from_external(_Handle(handle))
 
 
-def run(
-    plan_for: Callable[..., Any],
-    first: Tensor,
-    others: Mapping[str, Tensor | None],
-    options: Mapping[str, bool],
-    outs: tuple[Tensor | None, ...] | None = None,
-) -> tuple[Tensor | None, ...]:
-    """Plan and run an operator on the memory of tensors; results are made by torch if absent.
+class Faces(NamedTuple):
+    """The two functions of an operator on arrays."""
 
-    All checks are those of the plan, and come before anything is allocated.
-    """
-    if first.device.type == "cpu":
-        return _run(_HOST, plan_for, first, others, options, outs)
-    with _on_gpu(first.device) as place:
-        return _run(place, plan_for, first, others, options, outs)
+    function: Callable[..., Any]
+    plan: Callable[..., Plan]
+
+    def run(
+        self, x: Tensor, outs: Tensors | None = None, /, **arguments: Tensor | bool | None
+    ) -> Tensors:
+        """Compute on the memory of tensors. Results are allocated if `outs` is None.
+
+        All checks of shapes and memory are those of the array functions.
+        """
+        run = self._run_on_host if x.device.type == "cpu" else self._run_on_gpu
+        return run(x, outs, arguments)
+
+    def _run_on_host(
+        self, x: Tensor, outs: Tensors | None, arguments: Mapping[str, Tensor | bool | None]
+    ) -> Tensors:
+        arrays = _views(_numpy_view, arguments)
+        if outs is not None:
+            self.function(_numpy_view(x), **arrays, out=_out_of(_numpy_view, outs))
+            return outs
+        # NumPy's memory serves better than torch's: it comes in huge pages, where the system has
+        # them on demand, and large new memory is written in a fifth of the time.
+        made = self.function(_numpy_view(x), **arrays)
+        made = made if isinstance(made, tuple) else (made,)
+        return tuple(None if array is None else _from_numpy(array) for array in made)
+
+    def _run_on_gpu(
+        self, x: Tensor, outs: Tensors | None, arguments: Mapping[str, Tensor | bool | None]
+    ) -> Tensors:
+        """Outputs and workspace are of torch's allocator, which knows the stream."""
+        device = x.device
+        empty = partial(torch.empty, device=device)
+        with torch.cuda.device(device):
+            stream = _stream(device.index, torch.cuda.current_stream(device).cuda_stream)
+            # Current before the first view is made: DLPack then has nothing to wait for, which
+            # could not be captured into a CUDA graph.
+            with EXECUTORS["cupy"].context(f"{CUDA_DEVICE}{device.index}", stream):
+                array, arrays = _cupy_view(x), _views(_cupy_view, arguments)
+                out = None if outs is None else _out_of(_cupy_view, outs)
+                plan = self.plan(array, **arrays, out=out)
+                if outs is None:
+                    outs = tuple(
+                        None if spec is None else empty(spec.shape, dtype=_TORCH[spec.dtype])
+                        for spec in plan.outputs
+                    )
+                    out = _out_of(_cupy_view, outs)
+                workspace = None
+                if plan.workspace_size:
+                    workspace = _cupy_view(empty(plan.workspace_size, dtype=torch.uint8))
+                given = {name: arrays[name] for name in plan.operator.inputs[1:]}
+                plan.run(array, **given, out=out, workspace=workspace, stream=stream)
+        return outs
 
 
-def _run(
-    place: Place,
-    plan_for: Callable[..., Any],
-    first: Tensor,
-    others: Mapping[str, Tensor | None],
-    options: Mapping[str, bool],
-    outs: tuple[Tensor | None, ...] | None,
-) -> tuple[Tensor | None, ...]:
-    def views(tensors: Any) -> list[Any]:
-        return [None if tensor is None else place.view(tensor) for tensor in tensors]
+def _views(
+    view: Callable[[Tensor], Any], arguments: Mapping[str, Tensor | bool | None]
+) -> dict[str, Any]:
+    """Arguments of an array function; what is no tensor stays."""
+    return {
+        name: view(value) if isinstance(value, Tensor) else value
+        for name, value in arguments.items()
+    }
 
-    def out_of(arrays: list[Any]) -> Any:
-        return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
-    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=first.device)
-
-    array = place.view(first)
-    named = dict(zip(others, views(others.values()), strict=True))
-    given = None if outs is None else out_of(views(outs))
-    plan = plan_for(array, **named, **options, out=given)
-    if outs is None:
-        outs = tuple(None if s is None else empty(s.shape, _TORCH[s.dtype]) for s in plan.outputs)
-        given = out_of(views(outs))
-    workspace = None
-    if plan.workspace_size:
-        workspace = place.view(empty((plan.workspace_size,), torch.uint8))
-    plan.run(array, **named, out=given, workspace=workspace, stream=place.stream)
-    return outs
+def _out_of(view: Callable[[Tensor], Any], outs: Tensors) -> Any:
+    arrays = tuple(None if out is None else view(out) for out in outs)
+    return arrays[0] if len(arrays) == 1 else arrays

@@ -13,18 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cupyops import _exp_segsum, _modulate
 from cupyops._checks import check_same_dtype, check_shape
-from cupyops._exp_segsum import (
-    check_matrices,
-    check_sequences,
-    plan_exp_segsum,
-    plan_exp_segsum_backward,
-)
-from cupyops._modulate import check_parameters, check_x, plan_modulate, plan_modulate_backward
-from cupyops._torch_arrays import check_transforms, run, spec_of
+from cupyops._exp_segsum import check_matrices, check_sequences
+from cupyops._modulate import check_parameters, check_x
+from cupyops._torch_arrays import Faces, check_transforms, spec_of
 
 _functional = partial(torch.library.custom_op, mutates_args=(), device_types=("cpu", "cuda"))
 _in_place = partial(torch.library.custom_op, device_types=("cpu", "cuda"))
+
+_MODULATE = Faces(_modulate.modulate, _modulate.plan_modulate)
+_MODULATE_BACKWARD = Faces(_modulate.modulate_backward, _modulate.plan_modulate_backward)
+_EXP_SEGSUM = Faces(_exp_segsum.exp_segsum, _exp_segsum.plan_exp_segsum)
+_EXP_SEGSUM_BACKWARD = Faces(_exp_segsum.exp_segsum_backward, _exp_segsum.plan_exp_segsum_backward)
 
 # ---------------------------------------------------------------------------------------------
 # modulate
@@ -32,9 +33,8 @@ _in_place = partial(torch.library.custom_op, device_types=("cpu", "cuda"))
 
 @_functional("cupyops::modulate")
 def modulate(x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool) -> Tensor:
-    given, options = {"scale": scale, "shift": shift}, {"one_plus_scale": one_plus_scale}
-    (y,) = run(plan_modulate, x, given, options)
-    assert y is not None
+    y: Tensor
+    (y,) = _MODULATE.run(x, scale=scale, shift=shift, one_plus_scale=one_plus_scale)
     return y
 
 
@@ -42,8 +42,7 @@ def modulate(x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_sca
 def modulate_out(
     x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool, out: Tensor
 ) -> None:
-    given, options = {"scale": scale, "shift": shift}, {"one_plus_scale": one_plus_scale}
-    run(plan_modulate, x, given, options, (out,))
+    _MODULATE.run(x, (out,), scale=scale, shift=shift, one_plus_scale=one_plus_scale)
 
 
 @modulate.register_fake
@@ -120,9 +119,9 @@ def modulate_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A gradient that does not exist is a tensor without elements: results are not optional."""
     given = {"grad_output": grad_output, "scale": scale, "shift": shift}
-    grads = run(plan_modulate_backward, x, given, {"one_plus_scale": one_plus_scale})
-    none = [x.new_empty(0) if gradient is None else gradient for gradient in grads]
-    return none[0], none[1], none[2]
+    grads = _MODULATE_BACKWARD.run(x, **given, one_plus_scale=one_plus_scale)
+    a, b, c = (x.new_empty(0) if grad is None else grad for grad in grads)
+    return a, b, c
 
 
 @_in_place(
@@ -140,7 +139,7 @@ def modulate_backward_out(
 ) -> None:
     given = {"grad_output": grad_output, "scale": scale, "shift": shift}
     outs = (grad_input, grad_scale, grad_shift)
-    run(plan_modulate_backward, x, given, {"one_plus_scale": one_plus_scale}, outs)
+    _MODULATE_BACKWARD.run(x, outs, **given, one_plus_scale=one_plus_scale)
 
 
 def check_modulate_backward(
@@ -253,14 +252,14 @@ def differentiable_backward(
 
 @_functional("cupyops::exp_segsum")
 def exp_segsum(x: Tensor) -> Tensor:
-    (y,) = run(plan_exp_segsum, x, {}, {})
-    assert y is not None
+    y: Tensor
+    (y,) = _EXP_SEGSUM.run(x)
     return y
 
 
 @_in_place("cupyops::exp_segsum_out", mutates_args=("out",))
 def exp_segsum_out(x: Tensor, out: Tensor) -> None:
-    run(plan_exp_segsum, x, {}, {}, (out,))
+    _EXP_SEGSUM.run(x, (out,))
 
 
 @exp_segsum.register_fake
@@ -293,14 +292,14 @@ def differentiable_exp_segsum(x: Tensor) -> Tensor:
 
 @_functional("cupyops::exp_segsum_backward")
 def exp_segsum_backward(y: Tensor, grad_output: Tensor) -> Tensor:
-    (grad,) = run(plan_exp_segsum_backward, y, {"grad_output": grad_output}, {})
-    assert grad is not None
+    grad: Tensor
+    (grad,) = _EXP_SEGSUM_BACKWARD.run(y, grad_output=grad_output)
     return grad
 
 
 @_in_place("cupyops::exp_segsum_backward_out", mutates_args=("out",))
 def exp_segsum_backward_out(y: Tensor, grad_output: Tensor, out: Tensor) -> None:
-    run(plan_exp_segsum_backward, y, {"grad_output": grad_output}, {}, (out,))
+    _EXP_SEGSUM_BACKWARD.run(y, (out,), grad_output=grad_output)
 
 
 @exp_segsum_backward.register_fake
