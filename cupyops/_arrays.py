@@ -294,10 +294,11 @@ _LIBRARIES = {
     ),
 }
 ACCEPTED_TYPES = "a numpy.ndarray or cupy.ndarray"
+ALSO_ACCEPTED = "the functions, but no plans, take a torch.Tensor or a dask.array.Array too"
+"""Of the layers below, for messages."""
 
 LAYERS = {
     ("torch", "Tensor"): "cupyops.torch",
-    ("torch.nn.parameter", "Parameter"): "cupyops.torch",
     ("dask.array.core", "Array"): "cupyops._dask",
 }
 """Classes of arrays that hold those above, and the module with the functions for them. It is
@@ -310,9 +311,11 @@ def layer_of(arrays: Iterable[object]) -> str | None:
         cls = type(array)
         if array is None or cls in _library_of:
             continue
-        module = LAYERS.get((cls.__module__, cls.__qualname__))
-        if module is not None:
-            return module
+        # Subclasses too: layers call their library, which knows what becomes of them.
+        for base in cls.__mro__:
+            module = LAYERS.get((base.__module__, base.__qualname__))
+            if module is not None:
+                return module
     return None
 
 

@@ -12,7 +12,14 @@ import ml_dtypes
 import numpy as np
 from array_api_compat import is_array_api_obj, is_numpy_array
 
-from cupyops._arrays import ACCEPTED_TYPES, ArraySpec, overlaps_itself, spec_of, type_name
+from cupyops._arrays import (
+    ACCEPTED_TYPES,
+    ALSO_ACCEPTED,
+    ArraySpec,
+    overlaps_itself,
+    spec_of,
+    type_name,
+)
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 FLOAT32: np.dtype[Any] = np.dtype(np.float32)
@@ -40,8 +47,8 @@ def check_array(function: str, argument: str, value: object) -> ArraySpec:
         got = "is None" if value is None else f"is {a_type(value)}"
         # NumPy's scalars and subclasses count as arrays there.
         foreign = is_array_api_obj(value) and not is_numpy_array(value)
-        way_in = " (numpy.from_dlpack and cupy.from_dlpack make one)" if foreign else ""
-        fail(TypeError, function, argument, got, ACCEPTED_TYPES + way_in)
+        way_in = f" (numpy.from_dlpack and cupy.from_dlpack make one; {ALSO_ACCEPTED})"
+        fail(TypeError, function, argument, got, ACCEPTED_TYPES + (way_in if foreign else ""))
     return spec
 
 

@@ -40,7 +40,8 @@ def check_tensors(
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             got = "is None" if value is None else f"is {a_type(value)}"
-            fail(TypeError, function, name, got, "a torch.Tensor (torch.from_dlpack makes one)")
+            way_in = " (torch.from_dlpack makes one)" if hasattr(value, "__dlpack__") else ""
+            fail(TypeError, function, name, got, f"a torch.Tensor{way_in}")
         if value.layout is not torch.strided or value.is_nested:
             got = "is a nested tensor" if value.is_nested else f"has layout {value.layout}"
             fail(TypeError, function, name, got, "a dense tensor (layout torch.strided)")
@@ -65,21 +66,25 @@ def check_transforms(function: str, tensors: Mapping[str, Tensor | None]) -> Non
 
     Forward mode would give a tangent of zeros without a word.
     """
-    if torch.compiler.is_compiling():  # which has checks of its own, and cannot trace these
-        return
-    if forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active():
-        return  # as nearly always; quick
+    forward = forward_ad._current_level >= 0
+    if not forward and not torch._C._are_functorch_transforms_active():
+        return  # as nearly always
+    compiling = torch.compiler.is_compiling()  # what tensors are then, cannot be seen here
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if torch._C._functorch.is_gradtrackingtensor(tensor):
+        if not compiling and torch._C._functorch.is_gradtrackingtensor(tensor):
             got = "is differentiated by torch.func"
-        elif forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        elif forward and (compiling or _has_tangent(tensor)):
             got = "has a tangent of forward-mode differentiation"
         else:
             continue
         way = "reverse mode: torch.autograd.grad or Tensor.backward"
         fail(NotImplementedError, function, name, got, way)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def check_no_grad(function: str, tensors: Mapping[str, Tensor], why: str) -> None:
