@@ -12,6 +12,9 @@ from torch import Tensor
 import cupyops
 from support import bits, modulation_problem, positional
 
+# Small tensors, and several test processes on a few cores: threads would wait for each other.
+torch.set_num_threads(1)
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
