@@ -107,7 +107,6 @@ def spec_of(tensor: Tensor) -> ArraySpec:
 
 
 def _numpy_view(tensor: Tensor) -> np.ndarray[Any, Any]:
-    tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:  # which NumPy knows by the name of ml_dtypes only
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
     array: np.ndarray[Any, Any] = tensor.numpy()
@@ -161,21 +160,22 @@ class Faces(NamedTuple):
 
         All checks of shapes and memory are those of the array functions.
         """
-        run = self._run_on_host if x.device.type == "cpu" else self._run_on_gpu
-        return run(x, outs, arguments)
-
-    def _run_on_host(
-        self, x: Tensor, outs: Tensors | None, arguments: Mapping[str, Tensor | bool | None]
-    ) -> Tensors:
-        arrays = _views(_numpy_view, arguments)
+        if x.device.type != "cpu":
+            return self._run_on_gpu(x, outs, arguments)
+        # Few calls, since large arrays have emptied the caches that this code runs from.
+        arrays = {
+            name: _numpy_view(value) if isinstance(value, Tensor) else value
+            for name, value in arguments.items()
+        }
         if outs is not None:
             self.function(_numpy_view(x), **arrays, out=_out_of(_numpy_view, outs))
             return outs
         # NumPy's memory serves better than torch's: it comes in huge pages, where the system has
         # them on demand, and large new memory is written in a fifth of the time.
         made = self.function(_numpy_view(x), **arrays)
-        made = made if isinstance(made, tuple) else (made,)
-        return tuple(None if array is None else _from_numpy(array) for array in made)
+        if isinstance(made, tuple):
+            return tuple([None if array is None else _from_numpy(array) for array in made])
+        return (_from_numpy(made),)
 
     def _run_on_gpu(
         self, x: Tensor, outs: Tensors | None, arguments: Mapping[str, Tensor | bool | None]
@@ -188,7 +188,11 @@ class Faces(NamedTuple):
             # Current before the first view is made: DLPack then has nothing to wait for, which
             # could not be captured into a CUDA graph.
             with EXECUTORS["cupy"].context(f"{CUDA_DEVICE}{device.index}", stream):
-                array, arrays = _cupy_view(x), _views(_cupy_view, arguments)
+                array = _cupy_view(x)
+                arrays = {
+                    name: _cupy_view(value) if isinstance(value, Tensor) else value
+                    for name, value in arguments.items()
+                }
                 out = None if outs is None else _out_of(_cupy_view, outs)
                 plan = self.plan(array, **arrays, out=out)
                 if outs is None:
@@ -203,16 +207,6 @@ class Faces(NamedTuple):
                 given = {name: arrays[name] for name in plan.operator.inputs[1:]}
                 plan.run(array, **given, out=out, workspace=workspace, stream=stream)
         return outs
-
-
-def _views(
-    view: Callable[[Tensor], Any], arguments: Mapping[str, Tensor | bool | None]
-) -> dict[str, Any]:
-    """Arguments of an array function; what is no tensor stays."""
-    return {
-        name: view(value) if isinstance(value, Tensor) else value
-        for name, value in arguments.items()
-    }
 
 
 def _out_of(view: Callable[[Tensor], Any], outs: Tensors) -> Any:
