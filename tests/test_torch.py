@@ -236,6 +236,17 @@ def test_a_reset_has_second_derivatives_without_nan() -> None:
     assert not second.isnan().any()
 
 
+def test_second_derivatives_use_nothing_above_the_diagonal() -> None:
+    def second(above: float) -> list[Tensor]:
+        x = torch.tensor([-0.5, -0.2, -1.0], dtype=torch.float64, requires_grad=True)
+        grad = torch.ones(3, 3, dtype=torch.float64).tril(-1)
+        grad = (grad + torch.full_like(grad, above).triu()).requires_grad_()
+        (first,) = torch.autograd.grad(cupyops.exp_segsum(x), x, grad, create_graph=True)
+        return list(torch.autograd.grad(first.square().sum(), (x, grad)))
+
+    assert all(equal_bits(a, b) for a, b in zip(second(np.nan), second(0.0), strict=True))
+
+
 # -- what is saved and computed -----------------------------------------------------------------
 
 
