@@ -219,6 +219,7 @@ def titles(text: str) -> list[str]:
 GENERAL = {
     "api.md",
     "aclnn.md",
+    "benchmark_tables.md",
     "adding_an_operation.md",
     "benchmarks.md",
     "index.md",
