@@ -111,6 +111,7 @@ def test_callers_in_many_threads_each_get_their_parts():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")  # where a peer of the benchmark is
 def test_a_forked_process_starts_threads_of_its_own():
     assert len(names_at_once()) == 2  # the threads exist
     child = os.fork()
