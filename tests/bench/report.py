@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from bench import environment
@@ -126,9 +125,12 @@ def judgements(report: Line) -> list[Line]:
 # -- Markdown -----------------------------------------------------------------------------------
 
 
-def _table(titles: list[str], rows: Iterable[list[str]], left: int) -> list[str]:
+def _table(titles: list[str], rows: list[list[str]], left: int) -> list[str]:
+    """Without the columns in which no row has a figure."""
     rules = ["---"] * left + ["---:"] * (len(titles) - left)
-    return [f"| {' | '.join(cells)} |" for cells in (titles, rules, *rows)]
+    kept = [i for i in range(len(titles)) if any(cells[i] != "-" for cells in rows)]
+    lines = (titles, rules, *rows)
+    return [f"| {' | '.join(cells[i] for i in kept)} |" for cells in lines]
 
 
 def markdown(report: Line) -> str:
