@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from libraries import LIBRARIES
+from libraries import LIBRARIES, Cupy
 from ptx import nvrtc
 from support import DTYPE_NAMES, bits
 
@@ -43,6 +43,18 @@ def pytest_sessionstart(session) -> None:
 def xp(request):
     with pytest.MonkeyPatch.context() as monkeypatch:
         yield request.param(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """A real one, for tests with the marker; skips with the reason where there is none."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield Cupy(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def cupy(gpu):
+    return gpu.cupy
 
 
 @pytest.fixture(params=DTYPE_NAMES)

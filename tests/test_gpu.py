@@ -7,7 +7,7 @@ Every test here is skipped, with the reason, where there is no GPU.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,17 +33,6 @@ MOMENT = 300_000
 """Clock cycles: a fraction of a millisecond, far longer than any kernel of a small problem."""
 LONG = 300_000_000
 """Clock cycles: tenths of a second."""
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Cupy]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        yield Cupy(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def cupy(gpu: Cupy) -> Any:
-    return gpu.cupy
 
 
 @pytest.fixture(params=OPERATORS)

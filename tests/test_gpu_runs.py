@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,6 @@ from libraries import Cupy
 from support import array, assert_same_bits, sequence
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Cupy]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        yield Cupy(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def cupy(gpu: Cupy) -> Any:
-    return gpu.cupy
 
 
 @pytest.fixture(params=OPERATORS)

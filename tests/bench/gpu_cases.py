@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import cupyops
+from cupyops.cli import cases
 
 OPERATORS = ("modulate", "modulate_backward", "exp_segsum", "exp_segsum_backward")
 DTYPES = {
@@ -20,25 +21,9 @@ DTYPES = {
 }
 """dtype, distance from 1 to the next number, smallest subnormal."""
 TIMED = ("float32", "bfloat16", "float16")
-MODULATION = [
-    (2, 256, 1152),
-    (8, 4096, 1152),
-    (1, 32760, 1536),
-    (32, 8, 1024),
-    (48, 10, 20000),
-    (32, 4096, 1152),
-]
-SEGMENTS = [
-    (512, 128),
-    (256, 256),
-    (8192, 64),
-    (16384, 8),
-    (1, 2048),
-    (700, 50),
-    (300, 257),
-    (1024, 512),
-    (8192, 128),
-]
+# Those of the CPU, and larger ones for the bandwidth of a GPU.
+MODULATION = [*cases.MODULATION, (32, 4096, 1152)]
+SEGMENTS = [*cases.SEGMENTS, (1024, 512), (8192, 128)]
 
 
 class Case(NamedTuple):
