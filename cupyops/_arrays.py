@@ -214,8 +214,20 @@ def _numpy_spec(array: Array) -> ArraySpec:
     return _new_tuple(ArraySpec, (array.shape, array.dtype, array.strides, "numpy", "cpu"))
 
 
+_MAPPED_BYTES = 32 << 20
+"""Above so many bytes, the GNU C library takes memory from the system for each array, and returns
+it with the array: every page is new, and costs more than what is written into it."""
+_HUGE_PAGE = 2 << 20
+"""Bytes of the pages that NumPy asks for where memory is large. Only whole ones can be had."""
+
+
 def _numpy_empty(spec: ArraySpec) -> Array:
-    return np.empty(spec.shape, spec.dtype)
+    if spec.nbytes <= _MAPPED_BYTES:
+        return np.empty(spec.shape, spec.dtype)
+    # Both ends would be small pages. What is skipped is never touched, so it takes no memory.
+    memory = np.empty(spec.nbytes + _HUGE_PAGE, np.uint8)
+    start = -memory.ctypes.data % _HUGE_PAGE
+    return np.ndarray(spec.shape, spec.dtype, buffer=memory, offset=start)
 
 
 def _numpy_address(array: Array) -> int:

@@ -106,6 +106,16 @@ def test_strided_inputs_are_not_copied(peak_bytes, view):
     )
 
 
+def test_large_results_lie_in_whole_huge_pages():
+    """Else each costs hundreds of small pages at its ends, all of them new."""
+    results = [cupyops.exp_segsum(np.zeros((9, 1024), np.float32)) for _ in range(3)]
+    for result in results:
+        assert result.nbytes == 36 * MIB
+        assert result.ctypes.data % (2 * MIB) == 0
+        assert result.flags.c_contiguous
+        assert result.flags.writeable
+
+
 def test_results_in_place_need_little_memory(peak_bytes):
     given = problem(SHAPES["batch"], "float32", (64, 1024))
     x = given.pop("x")
