@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from operator import getitem
 from typing import Any
 
 import dask.array as da
@@ -26,6 +25,7 @@ from cupyops._dask_blocks import (
     BackwardBlock,
     add_sums,
     chunk_count,
+    entry_of,
     exp_segsum_backward_block,
     exp_segsum_block,
     finish_sum,
@@ -64,13 +64,13 @@ def modulate(
         specs["x"], scale=specs["scale"], shift=specs["shift"], one_plus_scale=one_plus_scale
     )
     x = _chunked(x, _chunks_of(specs["x"], x, scale, shift))
-    present = {}
+    pairs, present = [x, "bld"], {}
     for name, parameter in (("scale", scale), ("shift", shift)):
         rows = _rows(function, name, specs)
         if rows is not None:
-            present[name] = _with_axes(_core(parameter, rows, x.chunks), _AXES[rows], "bld")
-    pairs = [part for array in (x, *present.values()) for part in (array, "bld")]
-    block = partial(modulate_block, present=tuple(present), one_plus_scale=one_plus_scale)
+            pairs += [_core(parameter, rows, x.chunks), _AXES[rows]]
+            present[name] = rows
+    block = partial(modulate_block, present=present, one_plus_scale=one_plus_scale)
     return _blockwise(function, block, "bld", *pairs, meta=x._meta)
 
 
@@ -104,6 +104,7 @@ def modulate_backward(
         (parameter or specs["x"]).dtype,
         scale_rows,
         shift_rows,
+        whole=all(_is_whole(rows, chunks) for rows in (scale_rows, shift_rows)),
     )
     pairs = [grad_output, "bld"]
     if scale_rows is not None:  # else nothing depends on x
@@ -227,6 +228,16 @@ def _chunked(array: Array, chunks: Chunks) -> Array:
     return array.rechunk(chunks)
 
 
+def _is_whole(rows: Rows | None, chunks: Chunks) -> bool:
+    """Whether a chunk has all rows that each of its sums runs over.
+
+    Not asked for sums over B: a chunk of one row of such a parameter looks like one that all share.
+    """
+    in_b, in_l, _ = map(len, chunks)
+    summed = {Rows.PER_SAMPLE: in_l, Rows.SHARED: in_b * in_l, Rows.PER_POSITION: 0}
+    return rows is None or rows is Rows.PER_TOKEN or summed[rows] == 1
+
+
 def _core(parameter: Array, rows: Rows, chunks: Chunks) -> Array:
     """A parameter without the axes that it broadcasts along, in chunks that match those of x."""
     own = _AXES[rows]
@@ -256,7 +267,7 @@ def _blockwise(function: str, block: Any, axes: Any, *pairs: Any, meta: Any, **o
 
 def _entry(blocks: Array, place: int, *, meta: Any, axes: str = "bld", **options: Any) -> Any:
     """An array of its own from one entry of each block's results."""
-    return _blockwise("entry", getitem, axes, blocks, "bld", place, None, meta=meta, **options)
+    return _blockwise("entry", entry_of, axes, blocks, "bld", place, None, meta=meta, **options)
 
 
 def _parameter_grads(
@@ -271,9 +282,11 @@ def _parameter_grads(
             continue
         parameter = specs[name]
         axis = SUMMED_AXIS[rows]
-        if axis is None:
-            meta = meta_from_array(like, dtype=parameter.dtype)
-            grads.append(_entry(blocks, 1 + number, meta=meta))
+        if axis is None or call.whole:
+            own = _AXES[rows]
+            meta = meta_from_array(like, ndim=len(own), dtype=parameter.dtype)
+            grad = _entry(blocks, 1 + number, meta=meta, axes=own)
+            grads.append(_with_axes(grad, own, _axes_of(parameter)))
             continue
         if axis not in totals:
             totals[axis] = _sum_in_order(_chunk_sums(blocks, 1 + number, axis, call))

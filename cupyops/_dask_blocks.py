@@ -35,6 +35,8 @@ class BackwardBlock(NamedTuple):
     """The dtype of scale and shift."""
     scale_rows: Rows | None
     shift_rows: Rows | None
+    whole: bool
+    """Whether every sum runs over rows of one chunk, so that each chunk gives whole gradients."""
 
     @property
     def stacked(self) -> bool:
@@ -51,17 +53,22 @@ def chunk_count(rows: int) -> int:
 
 
 def modulate_block(
-    x: Array, *parameters: Array, present: tuple[str, ...], one_plus_scale: bool
+    x: Array, *parameters: Array, present: dict[str, Rows], one_plus_scale: bool
 ) -> Array:
-    """``modulate`` of one chunk; its parameters broadcast against `x` as NumPy arrays do."""
-    named = dict(zip(present, parameters, strict=True))
+    """``modulate`` of one chunk; its parameters have the axes of x that are their own."""
+    named = {
+        name: parameter[None] if rows is Rows.PER_POSITION else parameter
+        for (name, rows), parameter in zip(present.items(), parameters, strict=True)
+    }
     return modulate(x, **named, one_plus_scale=one_plus_scale)
 
 
 def modulate_backward_block(
     grad_output: Array, x: Array | None = None, scale: Array | None = None, *, call: BackwardBlock
 ) -> tuple[Array, Array | None, Array | None]:
-    """grad_input of one chunk and, for scale and shift, the gradient per token or the chunk sums.
+    """grad_input of one chunk and, for scale and shift, the gradient or the chunk sums.
+
+    Gradients are there per token and if `call.whole`; (B, D) or (D,) where they are sums.
 
     Chunk sums are NumPy arrays (samples, chunks, D), or (rows, chunks, D) for sums over B. If both
     parameters have such, along one axis, the first array has those of both, (..., 2 D), and the
@@ -73,6 +80,8 @@ def modulate_backward_block(
     grad_input = empty(contiguous(spec.shape, spec, spec.dtype))
     scale_rows, shift_rows = call.scale_rows, call.shift_rows
     grad_shift = None
+    if call.whole:
+        return grad_input, *_gradients(x, grad_output, scale, grad_input, call)
     if scale_rows and shift_rows and SUMMED_AXIS[scale_rows] != SUMMED_AXIS[shift_rows]:
         # This leaves a grad_input without scale; the call below has the last word.
         alone = call._replace(scale_rows=None)
@@ -89,21 +98,32 @@ def _parameter_grads(
     rows = call.scale_rows or call.shift_rows
     axis = None if rows is None else SUMMED_AXIS[rows]
     if axis is None:
-        shift = None if call.shift_rows is None else _unread(x, x.shape, call.parameter)
-        grads = modulate_backward(
-            x,
-            grad_output=grad_output,
-            scale=scale,
-            shift=shift,
-            one_plus_scale=call.one_plus_scale,
-            out=(grad_input, None, None),
-        )
-        return grads.grad_scale, grads.grad_shift
+        return _gradients(x, grad_output, scale, grad_input, call)
     arrays = (x, grad_output, grad_input)
     if axis == 0:
         arrays = tuple(array.swapaxes(0, 1) for array in arrays)
     sums = _chunk_sums(arrays, scale, call)
     return (None, sums) if call.scale_rows is None else (sums, None)
+
+
+def _gradients(
+    x: Array, grad_output: Array, scale: Array | None, grad_input: Array, call: BackwardBlock
+) -> tuple[Array | None, Array | None]:
+    """What the operator makes of the chunk; the same bits as in the undivided array."""
+    shift = None
+    if call.shift_rows is not None:
+        b, _, d = x.shape
+        form = {Rows.PER_SAMPLE: (b, d), Rows.SHARED: (d,)}.get(call.shift_rows, x.shape)
+        shift = _unread(x, form, call.parameter)
+    grads = modulate_backward(
+        x,
+        grad_output=grad_output,
+        scale=scale,
+        shift=shift,
+        one_plus_scale=call.one_plus_scale,
+        out=(grad_input, None, None),
+    )
+    return grads.grad_scale, grads.grad_shift
 
 
 def _chunk_sums(arrays: tuple[Array, ...], scale: Array | None, call: BackwardBlock) -> Floats:
@@ -177,6 +197,14 @@ def _on_host(array: Array) -> Floats:
     assert spec is not None
     values: Floats = array if spec.library == "numpy" else array.get()
     return values
+
+
+def entry_of(results: Any, place: int) -> Array:
+    """One entry of a block's results, which are in lists of one where chunks are whole axes."""
+    while isinstance(results, list):
+        (results,) = results
+    entry: Array = results[place]
+    return entry
 
 
 def join_sums(parts: list[Floats]) -> Floats:

@@ -202,15 +202,22 @@ class Chunk(simulated.GpuArray):
         return self._view(function(array.values, *rest, **options))
 
 
-@pytest.mark.parametrize("layouts", [("B,D", "D"), ("1,L,D", "B,D"), ("B,L,D", "D"), (None, "B,D")])
-def test_tasks_take_chunks_on_a_gpu(layouts, monkeypatch):
+ON_A_GPU = [("B,D", "D"), ("1,L,D", "B,D"), ("B,L,D", "D"), (None, "B,D")]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "whole"),
+    [(layouts, False) for layouts in ON_A_GPU]
+    + [(layouts, True) for layouts in ON_A_GPU if "1,L,D" not in layouts],
+)
+def test_tasks_take_chunks_on_a_gpu(layouts, whole, monkeypatch):
     rows = {"B,D": Rows.PER_SAMPLE, "D": Rows.SHARED, "1,L,D": Rows.PER_POSITION}
     rows |= {"B,L,D": Rows.PER_TOKEN, None: None}
     problem = modulation_problem(np.random.default_rng(6), (3, 150, 4), "bfloat16", *layouts)
     scale = problem.get("scale")
     scale = scale[0] if layouts[0] == "1,L,D" else scale
     kinds = [rows[layout] for layout in layouts]
-    block = BackwardBlock(False, np.dtype(np.float32), problem["x"].dtype, *kinds)
+    block = BackwardBlock(False, np.dtype(np.float32), problem["x"].dtype, *kinds, whole=whole)
     arrays = (problem["grad_output"], *(() if scale is None else (problem["x"], scale)))
     want = modulate_backward_block(*arrays, call=block)
     simulated.install(monkeypatch, simulated.SimulatedExecutor())

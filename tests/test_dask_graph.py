@@ -7,6 +7,7 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
+from dask.callbacks import Callback
 from dask.core import get_dependencies
 
 import cupyops
@@ -129,6 +130,30 @@ def test_no_task_gathers_an_array(layout):
     grads = cupyops.modulate_backward(x, grad_output=x + 1, scale=scale, shift=scale)
     graph = {k: v for a in dask.optimize(*grads) for k, v in dict(a.__dask_graph__()).items()}
     assert max(len(get_dependencies(graph, key)) for key in graph) == SUMMED_AT_ONCE
+
+
+def tasks_of(*lazy: da.Array) -> int:
+    """What a scheduler does for these arrays."""
+    done = []
+    with Callback(posttask=lambda key, *_: done.append(key)):
+        dask.persist(*lazy, scheduler="synchronous")
+    return len(done)
+
+
+def divided(layout: str, chunks) -> dict:
+    problem = modulation_problem(np.random.default_rng(6), (4, 130, 6), "float32", layout, layout)
+    return problem | {key: da.from_array(problem[key], chunks) for key in ("x", "grad_output")}
+
+
+@pytest.mark.parametrize("layout", LAYOUT_NAMES)
+def test_parameters_add_no_task_to_a_chunk(layout):
+    assert tasks_of(call("modulate", divided(layout, (1, 64, 6)))) == 4 * 3
+
+
+@pytest.mark.parametrize("layout", ["B,D", "B,L,D"])
+def test_a_chunk_of_whole_sums_gives_gradients_that_need_no_more(layout):
+    """One task for the chunk, and one that picks each result."""
+    assert tasks_of(*call("modulate_backward", divided(layout, (1, 130, 3)))) == 4 * 2 * (1 + 3)
 
 
 class Discard:

@@ -28,7 +28,7 @@ import cupyops  # noqa: E402
 from cupyops.cli.measure import settle_allocator  # noqa: E402
 
 B, L, D = 8, 16384, 1024
-ROUNDS = 7
+ROUNDS = 15
 
 
 def medians(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
