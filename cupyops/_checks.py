@@ -34,7 +34,9 @@ def fail(error: type[Exception], function: str, argument: str, got: str, expecte
 
 
 def check_flag(function: str, argument: str, value: object) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    if value is True or value is False:
+        return value
+    if not isinstance(value, np.bool_):
         got = "is None" if value is None else f"is {a_type(value)}"
         fail(TypeError, function, argument, got, "True or False")
     return bool(value)

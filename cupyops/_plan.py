@@ -511,10 +511,9 @@ def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any
     if layer is not None:
         # torch.compile follows the look-up, but no import.
         module = sys.modules.get(layer) or import_module(layer)
-        function = getattr(module, operator.name)
-        first, *others = zip(operator.inputs, inputs, strict=True)
-        named = dict(others) | dict(zip(operator.options, options, strict=True))
-        return function(first[1], **named, out=out)
+        named = dict(zip(operator.inputs[1:], inputs[1:], strict=True))
+        named |= zip(operator.options, options, strict=True)
+        return getattr(module, operator.name)(inputs[0], out=out, **named)
     outs = unpack_out(operator, out)
     plan = _find_plan(operator, inputs, outs, options, check_array)
     return plan.execute(inputs, outs, plan.check_memory(inputs, outs))

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from cupyops._arrays import CUDA_DEVICE, ArraySpec, import_cupy
 from cupyops._checks import BFLOAT16, a_type, fail
 from cupyops._plan import EXECUTORS, Plan
+from cupyops._torch_modes import are_plain_on_cpu
 
 _STORAGE = {
     torch.float16: np.dtype(np.float16),
@@ -37,6 +37,8 @@ def check_tensors(
     function: str, tensors: Mapping[str, object], first: Tensor | None = None
 ) -> None:
     """Refuse what is no dense tensor of a supported dtype on the device of the first."""
+    if first is None and are_plain_on_cpu(tensors.values(), _STORAGE):
+        return  # as nearly always
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             got = "is None" if value is None else f"is {a_type(value)}"
@@ -59,32 +61,6 @@ def check_tensors(
 def _one_of(accepted: Iterable[object]) -> str:
     *some, last = map(str, accepted)
     return f"{', '.join(some)} or {last}"
-
-
-def check_transforms(function: str, tensors: Mapping[str, Tensor | None]) -> None:
-    """Refuse what would lose derivatives: torch.library has reverse mode of ``backward`` only.
-
-    Forward mode would give a tangent of zeros without a word.
-    """
-    forward = forward_ad._current_level >= 0
-    if not forward and not torch._C._are_functorch_transforms_active():
-        return  # as nearly always
-    compiling = torch.compiler.is_compiling()  # what tensors are then, cannot be seen here
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if not compiling and torch._C._functorch.is_gradtrackingtensor(tensor):
-            got = "is differentiated by torch.func"
-        elif forward and (compiling or _has_tangent(tensor)):
-            got = "has a tangent of forward-mode differentiation"
-        else:
-            continue
-        way = "reverse mode: torch.autograd.grad or Tensor.backward"
-        fail(NotImplementedError, function, name, got, way)
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def check_no_grad(function: str, tensors: Mapping[str, Tensor], why: str) -> None:

@@ -2,37 +2,102 @@
 
 Each has two forms: a function of tensors that is differentiable any number of times, and ``*_out``,
 which writes into given tensors (torch must know of that: it counts the versions of a tensor's
-values). Derivatives are made of these operators, so they are differentiable too.
+values). Derivatives are made of these functions, so they are differentiable too.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
 
-from cupyops import _exp_segsum, _modulate
+from cupyops import _exp_segsum as segsums
+from cupyops import _modulate as modulation
 from cupyops._checks import check_same_dtype, check_shape
 from cupyops._exp_segsum import check_matrices, check_sequences
 from cupyops._modulate import check_parameters, check_x
-from cupyops._torch_arrays import Faces, check_transforms, spec_of
+from cupyops._torch_arrays import Faces, spec_of
+from cupyops._torch_modes import check_transforms, is_unwatched
 
-_functional = partial(torch.library.custom_op, mutates_args=(), device_types=("cpu", "cuda"))
-_in_place = partial(torch.library.custom_op, device_types=("cpu", "cuda"))
+_DEVICES = ("cpu", "cuda")
+_in_place = partial(torch.library.custom_op, device_types=_DEVICES)
 
-_MODULATE = Faces(_modulate.modulate, _modulate.plan_modulate)
-_MODULATE_BACKWARD = Faces(_modulate.modulate_backward, _modulate.plan_modulate_backward)
-_EXP_SEGSUM = Faces(_exp_segsum.exp_segsum, _exp_segsum.plan_exp_segsum)
-_EXP_SEGSUM_BACKWARD = Faces(_exp_segsum.exp_segsum_backward, _exp_segsum.plan_exp_segsum_backward)
+_MODULATE = Faces(modulation.modulate, modulation.plan_modulate)
+_MODULATE_BACKWARD = Faces(modulation.modulate_backward, modulation.plan_modulate_backward)
+_EXP_SEGSUM = Faces(segsums.exp_segsum, segsums.plan_exp_segsum)
+_EXP_SEGSUM_BACKWARD = Faces(segsums.exp_segsum_backward, segsums.plan_exp_segsum_backward)
+
+Arguments = TypeVarTuple("Arguments")
+Results = TypeVar("Results")
+
+
+class Differentiable(Generic[*Arguments, Results]):
+    """An operator with derivatives, registered as ``torch.ops.cupyops.<name>``.
+
+    Calls go to torch's dispatcher only where somebody watches the tensors, else past it, with the
+    same arithmetic and the same derivatives.
+
+    Parameters
+    ----------
+    compute
+        The arithmetic, by whose type hints torch knows the operator.
+    shapes
+        Results without values, after checks of the shapes.
+    save, gradients
+        The derivative, as ``torch.library.register_autograd`` takes it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        compute: Callable[[*Arguments], Results],
+        shapes: Callable[[*Arguments], Results],
+        save: Callable[..., None],
+        gradients: Callable[..., Any],
+    ) -> None:
+        self._name, self._compute = name, compute
+        self._arguments = tuple(inspect.signature(compute).parameters)
+        self._operator = torch.library.custom_op(
+            f"cupyops::{name}", compute, mutates_args=(), device_types=_DEVICES
+        )
+        self._operator.register_fake(shapes)
+        self._operator.register_autograd(gradients, setup_context=save)
+
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            output = compute(*arguments)
+            save(ctx, arguments, output)
+            return output
+
+        # One `forward` that does both: a `setup_context` has torch look up a signature each time.
+        members = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+        self._function: Any = type(f"cupyops_{name}", (torch.autograd.Function,), members)
+
+    def __call__(self, *arguments: *Arguments) -> Results:
+        values: tuple[Any, ...] = arguments
+        results: Results
+        if not is_unwatched(values):
+            check_transforms(self._name, dict(zip(self._arguments, values, strict=True)))
+            results = self._operator(*arguments)
+        elif torch.is_grad_enabled() and any(
+            [isinstance(value, Tensor) and value.requires_grad for value in values]
+        ):
+            results = self._function.apply(*arguments)
+        else:
+            results = self._compute(*arguments)
+        return results
+
 
 # ---------------------------------------------------------------------------------------------
 # modulate
 
 
-@_functional("cupyops::modulate")
-def modulate(x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool) -> Tensor:
+def _modulate(
+    x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool
+) -> Tensor:
     y: Tensor
     (y,) = _MODULATE.run(x, scale=scale, shift=shift, one_plus_scale=one_plus_scale)
     return y
@@ -45,7 +110,6 @@ def modulate_out(
     _MODULATE.run(x, (out,), scale=scale, shift=shift, one_plus_scale=one_plus_scale)
 
 
-@modulate.register_fake
 def _modulate_shapes(
     x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool
 ) -> Tensor:
@@ -73,13 +137,16 @@ def _modulate_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # What is not saved has no part in the gradients that are asked for: a stand-in will do.
         if scale is None and needs_scale:
             scale = _stand_in(grad, ctx.scale_form)
-        shift = _stand_in(grad, ctx.shift_form) if needs_shift else None
+        shift = None
+        if needs_shift:
+            alike = scale is not None and ctx.scale_form == ctx.shift_form
+            shift = scale if alike else _stand_in(grad, ctx.shift_form)
         x = grad if x is None else x
-        grads = differentiable_backward(x, grad, scale, shift, ctx.one_plus_scale)
+        grads = modulate_backward(x, grad, scale, shift, ctx.one_plus_scale)
         asked_for = zip(grads, (needs_x, needs_scale, needs_shift), strict=True)
         return (*(gradient if needed else None for gradient, needed in asked_for), None)
     if scale is not None:
-        grad = differentiable_modulate(grad, scale, None, ctx.one_plus_scale)
+        grad = modulate(grad, scale, None, ctx.one_plus_scale)
     return grad, None, None, None
 
 
@@ -93,24 +160,16 @@ def _stand_in(like: Tensor, form: tuple[torch.Size, torch.dtype]) -> Tensor:
     return like.new_zeros(shape[-1], dtype=dtype).expand(shape)
 
 
-modulate.register_autograd(_modulate_gradients, setup_context=_save_modulate)
-
-
-def differentiable_modulate(
-    x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool
-) -> Tensor:
-    given = {"x": x, "scale": scale, "shift": shift}
-    check_transforms("modulate", given)
-    result: Tensor = modulate(x, scale, shift, one_plus_scale)
-    return result
+modulate = Differentiable(
+    "modulate", _modulate, _modulate_shapes, _save_modulate, _modulate_gradients
+)
 
 
 # ---------------------------------------------------------------------------------------------
 # modulate_backward
 
 
-@_functional("cupyops::modulate_backward")
-def modulate_backward(
+def _modulate_backward(
     x: Tensor,
     grad_output: Tensor,
     scale: Tensor | None,
@@ -152,7 +211,6 @@ def check_modulate_backward(
     _check_modulate(name, x, scale, shift)
 
 
-@modulate_backward.register_fake
 def _modulate_backward_shapes(
     x: Tensor,
     grad_output: Tensor,
@@ -192,12 +250,12 @@ def _modulate_backward_gradients(
     if ctx.shift_form is None:
         of_shift = None
     if needs_x and of_scale is not None:
-        to_x = differentiable_modulate(grad, of_scale, None, False)
+        to_x = modulate(grad, of_scale, None, False)
     if needs_grad:
         to_grad = _sum_of_terms(ctx, of_input, scale, x, of_scale, of_shift)
     if needs_scale and of_input is not None:
         stand_in = _stand_in(of_input, ctx.scale_form)
-        to_scale = differentiable_backward(of_input, grad, stand_in, None, False)[1]
+        to_scale = modulate_backward(of_input, grad, stand_in, None, False)[1]
     return to_x, to_grad, to_scale, None, None
 
 
@@ -214,44 +272,32 @@ def _sum_of_terms(
     if of_input is not None:
         total = of_input
         if scale is not None or of_shift is not None:
-            total = differentiable_modulate(of_input, scale, of_shift, ctx.one_plus_scale)
+            total = modulate(of_input, scale, of_shift, ctx.one_plus_scale)
         of_shift = None
     if of_scale is not None:
         assert x is not None
-        term = differentiable_modulate(x, of_scale, of_shift, False)
+        term = modulate(x, of_scale, of_shift, False)
         return term if total is None else total + term
     if of_shift is not None:
         zero = _stand_in(of_shift, ctx.grad_form)
-        return differentiable_modulate(zero, None, of_shift, False)
+        return modulate(zero, None, of_shift, False)
     return total
 
 
-modulate_backward.register_autograd(
-    _modulate_backward_gradients, setup_context=_save_modulate_backward
+modulate_backward = Differentiable(
+    "modulate_backward",
+    _modulate_backward,
+    _modulate_backward_shapes,
+    _save_modulate_backward,
+    _modulate_backward_gradients,
 )
-
-
-def differentiable_backward(
-    x: Tensor,
-    grad_output: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    one_plus_scale: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    given = {"x": x, "grad_output": grad_output, "scale": scale, "shift": shift}
-    check_transforms("modulate_backward", given)
-    grads: tuple[Tensor, Tensor, Tensor] = modulate_backward(
-        x, grad_output, scale, shift, one_plus_scale
-    )
-    return grads
 
 
 # ---------------------------------------------------------------------------------------------
 # exp_segsum
 
 
-@_functional("cupyops::exp_segsum")
-def exp_segsum(x: Tensor) -> Tensor:
+def _exp_segsum(x: Tensor) -> Tensor:
     y: Tensor
     (y,) = _EXP_SEGSUM.run(x)
     return y
@@ -262,7 +308,6 @@ def exp_segsum_out(x: Tensor, out: Tensor) -> None:
     _EXP_SEGSUM.run(x, (out,))
 
 
-@exp_segsum.register_fake
 def _exp_segsum_shapes(x: Tensor) -> Tensor:
     check_sequences("exp_segsum", spec_of(x))
     return x.new_empty((*x.shape, x.shape[-1]))
@@ -274,24 +319,19 @@ def _save_exp_segsum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _exp_segsum_gradient(ctx: Any, grad: Tensor) -> Tensor:
     (y,) = ctx.saved_tensors
-    return differentiable_exp_segsum_backward(y, grad)
+    return exp_segsum_backward(y, grad)
 
 
-exp_segsum.register_autograd(_exp_segsum_gradient, setup_context=_save_exp_segsum)
-
-
-def differentiable_exp_segsum(x: Tensor) -> Tensor:
-    check_transforms("exp_segsum", {"x": x})
-    result: Tensor = exp_segsum(x)
-    return result
+exp_segsum = Differentiable(
+    "exp_segsum", _exp_segsum, _exp_segsum_shapes, _save_exp_segsum, _exp_segsum_gradient
+)
 
 
 # ---------------------------------------------------------------------------------------------
 # exp_segsum_backward
 
 
-@_functional("cupyops::exp_segsum_backward")
-def exp_segsum_backward(y: Tensor, grad_output: Tensor) -> Tensor:
+def _exp_segsum_backward(y: Tensor, grad_output: Tensor) -> Tensor:
     grad: Tensor
     (grad,) = _EXP_SEGSUM_BACKWARD.run(y, grad_output=grad_output)
     return grad
@@ -302,7 +342,6 @@ def exp_segsum_backward_out(y: Tensor, grad_output: Tensor, out: Tensor) -> None
     _EXP_SEGSUM_BACKWARD.run(y, (out,), grad_output=grad_output)
 
 
-@exp_segsum_backward.register_fake
 def _exp_segsum_backward_shapes(y: Tensor, grad_output: Tensor) -> Tensor:
     check_matrices("exp_segsum_backward", spec_of(y), spec_of(grad_output))
     return y.new_empty(y.shape[:-1])
@@ -330,15 +369,13 @@ def _exp_segsum_backward_gradients(
     )
 
 
-exp_segsum_backward.register_autograd(
-    _exp_segsum_backward_gradients, setup_context=_save_exp_segsum_backward
+exp_segsum_backward = Differentiable(
+    "exp_segsum_backward",
+    _exp_segsum_backward,
+    _exp_segsum_backward_shapes,
+    _save_exp_segsum_backward,
+    _exp_segsum_backward_gradients,
 )
-
-
-def differentiable_exp_segsum_backward(y: Tensor, grad_output: Tensor) -> Tensor:
-    check_transforms("exp_segsum_backward", {"y": y, "grad_output": grad_output})
-    result: Tensor = exp_segsum_backward(y, grad_output)
-    return result
 
 
 # ---------------------------------------------------------------------------------------------

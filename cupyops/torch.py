@@ -96,7 +96,7 @@ def modulate(
     inputs = {"x": x} | _present(scale=scale, shift=shift)
     check_tensors(name, inputs)
     if out is None:
-        return ops.differentiable_modulate(x, scale, shift, plus)
+        return ops.modulate(x, scale, shift, plus)
     _check_out(name, inputs, {"out": out})
     ops.modulate_out(x, scale, shift, plus, out)
     return out
@@ -167,7 +167,7 @@ def modulate_backward(
     check_tensors(name, inputs)
     check_no_grad(name, inputs, _CONSTANT.format("modulate"))
     if out is None:
-        grads = ops.differentiable_backward(x, grad_output, scale, shift, plus)
+        grads = ops.modulate_backward(x, grad_output, scale, shift, plus)
         sources = (x, scale, shift)
         return ModulateGrads(
             *(None if s is None else g for s, g in zip(sources, grads, strict=True))
@@ -239,7 +239,7 @@ def exp_segsum(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     inputs = {"x": x}
     check_tensors("exp_segsum", inputs)
     if out is None:
-        return ops.differentiable_exp_segsum(x)
+        return ops.exp_segsum(x)
     _check_out("exp_segsum", inputs, {"out": out})
     ops.exp_segsum_out(x, out)
     return out
@@ -293,7 +293,7 @@ def exp_segsum_backward(y: Tensor, /, *, grad_output: Tensor, out: Tensor | None
     check_tensors(name, inputs)
     check_no_grad(name, inputs, _CONSTANT.format("exp_segsum"))
     if out is None:
-        return ops.differentiable_exp_segsum_backward(y, grad_output)
+        return ops.exp_segsum_backward(y, grad_output)
     _check_out(name, inputs, {"out": out})
     ops.exp_segsum_backward_out(y, grad_output, out)
     return out

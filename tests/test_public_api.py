@@ -30,6 +30,7 @@ LEVELS = {
     "_modulate": 5,
     "_exp_segsum": 5,
     "_torch_arrays": 5,
+    "_torch_modes": 2,
     "_plan": 4,
     "_modulate_device": 4,
     "_exp_segsum_device": 4,

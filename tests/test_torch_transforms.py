@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +13,11 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cupyops
+import cupyops._torch_modes
 import cupyops.torch
 from support import LAYOUT_NAMES, forward_part
 from tensors import call, equal_bits, leaves, modulation
@@ -194,6 +200,131 @@ def test_shapes_and_dtypes_without_memory() -> None:
 
 
 # -- modes --------------------------------------------------------------------------------------
+
+
+class Listener(TorchDispatchMode):
+    """Hears of everything that the dispatcher does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Overhearer(TorchFunctionMode):
+    """The same one floor above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.heard.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def layer(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    y = cupyops.modulate(x, scale=scale, shift=shift)
+    return cupyops.exp_segsum(y[..., 0]) @ y
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("mode", [Listener, Overhearer])
+def test_modes_hear_of_the_operators(mode: Any, requires_grad: bool) -> None:
+    """Without one, calls go past the dispatcher; the bits are the same."""
+    given = modulation("B,D", "D")
+    given = leaves(given) if requires_grad else forward_part(given)
+    with mode() as listener:
+        got = layer(**given)
+    assert equal_bits(got, layer(**given))
+    assert {"cupyops.modulate.default", "cupyops.exp_segsum.default"} <= set(listener.heard)
+
+
+def test_modes_hear_of_the_backward_pass() -> None:
+    given = leaves(modulation("B,D", "D"))
+    want = gradients(layer, given)
+    y = layer(**given)
+    with Listener() as listener:
+        got = torch.autograd.grad(y.square().sum(), list(given.values()))
+    assert_equal([y, *got], want)
+    names = {"cupyops.modulate_backward.default", "cupyops.exp_segsum_backward.default"}
+    assert names <= set(listener.heard)
+
+
+def test_a_profile_has_the_operators_by_name() -> None:
+    with torch.autograd.profiler.profile() as profile:
+        gradients(layer, leaves(modulation("B,D", "D")))
+    names = {event.key for event in profile.key_averages()}
+    assert {"cupyops::modulate", "cupyops::exp_segsum_backward"} <= names
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_function_computes() -> None:
+    given = modulation("B,D", "D")
+    arguments = (given["x"], given["scale"], given["shift"])
+    traced = torch.jit.trace(layer, arguments)
+    others = [value + 1 for value in arguments]
+    assert equal_bits(traced(*others), layer(*others))
+
+
+def test_subclasses_of_tensors_keep_their_say() -> None:
+    heard = []
+
+    class Own(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            heard.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    given = modulation("B,D", "D")
+    for key in ("x", "shift"):
+        heard.clear()
+        y = layer(**(forward_part(given) | {key: given[key].as_subclass(Own)}))
+        assert type(y) is Own
+        assert "cupyops.modulate.default" in heard
+    parameters = {key: torch.nn.Parameter(value) for key, value in forward_part(given).items()}
+    assert type(layer(**parameters)) is Tensor
+
+
+@pytest.mark.parametrize(
+    "name", ["_dispatch_keys", "_get_tracing_state", "_len_torch_dispatch_stack"]
+)
+def test_another_torch_sends_all_through_the_dispatcher(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tells whether that is needed is not public."""
+    monkeypatch.delattr(torch._C, name)
+    modes = runpy.run_path(cupyops._torch_modes.__file__)
+    x = torch.ones(2, 3, 4)
+    assert not modes["is_unwatched"]((x,))
+    assert not modes["are_plain_on_cpu"]((x,), {torch.float32})
+
+
+QUIET = """
+import sys, torch
+with torch.inference_mode():
+    import cupyops.torch
+x = torch.ones(2, 3, 4, requires_grad=True)
+y = cupyops.modulate(x, scale=x[:, 0])
+(cupyops.exp_segsum(y[..., 0]) @ y).sum().backward()
+with torch.inference_mode():
+    cupyops.modulate(x + 1, shift=x[0, 0])
+print("torch._dynamo" in sys.modules)
+torch.ops.cupyops.modulate(x, None, None, True)
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_plain_tensors_do_not_wake_the_compiler() -> None:
+    """What the dispatcher calls, torch wraps in its compiler, whose import takes a second."""
+    script = [sys.executable, "-c", QUIET]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_autocast_changes_nothing() -> None:

@@ -1,0 +1,98 @@
+"""Who takes part in a call on tensors: compilation, tracing, modes, transforms, subclasses.
+
+Torch's dispatcher tells them all, but costs as much as some hundred thousand elements. The parts
+of torch that answer these questions are not public; without one, the dispatcher has every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from cupyops._checks import fail
+
+
+def _keys_of_plain_tensors() -> set[int]:
+    """What the dispatcher goes by for dense memory on the CPU and nothing else, as bits."""
+    keys = set()
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            keys.add(_dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+    return keys
+
+
+_PLAIN_TYPES: tuple[type, ...] = (Tensor, torch.nn.Parameter)
+try:
+    _dispatch_keys = torch._C._dispatch_keys
+    _PLAIN_KEYS = _keys_of_plain_tensors()
+    _WATCHERS: tuple[Callable[[], Any], ...] = (
+        torch._C._len_torch_dispatch_stack,
+        torch._C._len_torch_function_stack,
+        torch._C._are_functorch_transforms_active,
+        torch._C._get_tracing_state,
+        torch._C._autograd._profiler_enabled,
+    )
+except AttributeError:
+    _PLAIN_TYPES, _WATCHERS = (), ()
+
+
+def is_unwatched(arguments: Iterable[object]) -> bool:
+    """Whether nobody but autograd wants to know what is done with these tensors."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    for watches in _WATCHERS:
+        if watches():
+            return False
+    return all([_is_plain(value) for value in arguments if isinstance(value, Tensor)])
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if type(tensor) not in _PLAIN_TYPES:
+        return False
+    on_cpu = _dispatch_keys(tensor).raw_repr() in _PLAIN_KEYS
+    return on_cpu or (tensor.is_cuda and not tensor.is_neg())
+
+
+def are_plain_on_cpu(values: Iterable[object], dtypes: Container[torch.dtype]) -> bool:
+    """Whether these are dense tensors on the CPU, of these dtypes and of no class of their own.
+
+    Only a quick look: also False where compilation hides what tensors are.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    for value in values:
+        if not isinstance(value, Tensor) or type(value) not in _PLAIN_TYPES:
+            return False
+        if _dispatch_keys(value).raw_repr() not in _PLAIN_KEYS or value.dtype not in dtypes:
+            return False
+    return True
+
+
+def check_transforms(function: str, arguments: Mapping[str, object]) -> None:
+    """Refuse what would lose derivatives: torch.library has reverse mode of ``backward`` only.
+
+    Forward mode would give a tangent of zeros without a word.
+    """
+    forward = forward_ad._current_level >= 0
+    if not forward and not torch._C._are_functorch_transforms_active():
+        return
+    compiling = torch.compiler.is_compiling()  # what tensors are then, cannot be seen here
+    for name, tensor in arguments.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if not compiling and torch._C._functorch.is_gradtrackingtensor(tensor):
+            got = "is differentiated by torch.func"
+        elif forward and (compiling or _has_tangent(tensor)):
+            got = "has a tangent of forward-mode differentiation"
+        else:
+            continue
+        way = "reverse mode: torch.autograd.grad or Tensor.backward"
+        fail(NotImplementedError, function, name, got, way)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
