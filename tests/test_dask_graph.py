@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import dask
 import dask.array as da
 import ml_dtypes
@@ -277,3 +280,24 @@ def test_divided_matrices_are_refused_with_the_call_that_helps():
 def test_out_is_refused_everywhere():
     for name in FUNCTIONS:
         refused(TypeError, "out is given; expected None", name, lazy_call(name), out=np.zeros(3))
+
+
+QUERY_PLANNING = """
+import subprocess
+import sys
+
+import dask
+dask.config.set({"array.query-planning": True})
+import dask.array as da, cupyops
+try:
+    cupyops.exp_segsum(da.zeros((2, 3)))
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_arrays_of_another_kind_of_graph_are_refused():
+    script = [sys.executable, "-W", "ignore", "-c", QUERY_PLANNING]
+    said = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("exp_segsum: x is a dask.")
+    assert "; expected a numpy.ndarray" in said

@@ -5,7 +5,8 @@
 On the CPU, with as many threads of PyTorch as cupyops has. Arrays and tensors take turns, PyTorch's
 own operations come after them, so that neither meets the memory that the other left. Times are
 lower quartiles in milliseconds: other work on the machine only ever adds. "both" is forward and
-backward; for tensors it contains all that autograd does.
+backward; for tensors it contains all that autograd does. "bare" is the least that tensors can cost:
+the functions of arrays on their memory, in an ``autograd.Function`` that does nothing else.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def numpy(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def tensor(array: np.ndarray) -> Tensor:
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
 def plain_modulate(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return x * (1 + scale[:, None]) + shift[:, None]
 
@@ -69,6 +76,24 @@ def forward_and_backward(function: Callable[..., Tensor], given: list[Tensor], g
     return lambda: torch.autograd.grad(function(*leaves), leaves, grad)
 
 
+def bare(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """The function of tensors with these parts, which take and return arrays."""
+
+    class Bare(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+            result = tensor(forward(*map(numpy, tensors)))
+            ctx.save_for_backward(*tensors, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            *tensors, result = map(numpy, ctx.saved_tensors)
+            return tuple(map(tensor, backward(*tensors, result, numpy(grad))))
+
+    return Bare.apply
+
+
 def modulation(elements: int, dtype: torch.dtype) -> list[tuple[str, list[Callable[[], Any]]]]:
     shape = (BATCH, elements // (BATCH * WIDTH), WIDTH)
     x, grad = (torch.randn(shape).to(dtype) for _ in range(2))
@@ -88,17 +113,26 @@ def modulation(elements: int, dtype: torch.dtype) -> list[tuple[str, list[Callab
         del y  # autograd too frees it before it returns
         return grads
 
+    def forward_part(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+        return cupyops.modulate(x, scale=scale, shift=shift, one_plus_scale=True)
+
+    def backward_part(x: Any, scale: Any, shift: Any, _: Any, grad: Any) -> Any:
+        return cupyops.modulate_backward(x, grad_output=grad, scale=scale, shift=shift, **plus)
+
     given = [x, scale, shift]
     forward = [
         lambda: cupyops.modulate(gx, **arrays),
         lambda: cupyops.modulate(x, **tensors),
+        lambda: tensor(forward_part(*map(numpy, given))),
         lambda: plain_modulate(*given),
     ]
     backward = [
         lambda: cupyops.modulate_backward(gx, grad_output=gg, **arrays),
         lambda: cupyops.modulate_backward(x, grad_output=grad, **tensors),
+        lambda: [*map(tensor, backward_part(*map(numpy, (*given, x, grad))))],
     ]
-    full = [forward_and_backward(f, given, grad) for f in (ours, plain_modulate)]
+    least = bare(forward_part, backward_part)
+    full = [forward_and_backward(f, given, grad) for f in (ours, least, plain_modulate)]
     return [
         ("modulate", forward),
         ("modulate_backward", backward),
@@ -116,16 +150,24 @@ def segment_sums(elements: int, dtype: torch.dtype) -> list[tuple[str, list[Call
         z = cupyops.exp_segsum(gx)
         return cupyops.exp_segsum_backward(z, grad_output=gg)
 
+    def backward_part(_: Any, y: np.ndarray, grad: np.ndarray) -> Any:
+        return (cupyops.exp_segsum_backward(y, grad_output=grad),)
+
     forward = [
         lambda: cupyops.exp_segsum(gx),
         lambda: cupyops.exp_segsum(x),
+        lambda: tensor(cupyops.exp_segsum(numpy(x))),
         lambda: plain_exp_segsum(x),
     ]
     backward = [
         lambda: cupyops.exp_segsum_backward(gy, grad_output=gg),
         lambda: cupyops.exp_segsum_backward(y, grad_output=grad),
+        lambda: tensor(*backward_part(None, numpy(y), numpy(grad))),
     ]
-    full = [forward_and_backward(f, [x], grad) for f in (cupyops.exp_segsum, plain_exp_segsum)]
+    least = bare(cupyops.exp_segsum, backward_part)
+    full = [
+        forward_and_backward(f, [x], grad) for f in (cupyops.exp_segsum, least, plain_exp_segsum)
+    ]
     return [
         ("exp_segsum", forward),
         ("exp_segsum_backward", backward),
@@ -141,13 +183,15 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     print(f"PyTorch {torch.__version__}, NumPy {np.__version__}, {options.elements} elements")
-    print(f"{'':29} {'arrays':>8} {'tensors':>8} {'ratio':>6} {'eager':>8} {'ratio':>6}")
+    print(
+        f"{'':29} {'arrays':>8} {'bare':>8} {'tensors':>8} {'ratio':>6} {'eager':>8} {'ratio':>6}"
+    )
     for dtype in (torch.float32, torch.bfloat16):
         for make in (modulation, segment_sums):
             for name, candidates in make(options.elements, dtype):
-                arrays, tensors = quartiles(candidates[:2], options.repeats)
-                figures = f"{arrays:8.2f} {tensors:8.2f} {tensors / arrays:6.2f}"
-                for eager in quartiles(candidates[2:], options.repeats):
+                arrays, tensors, least = quartiles(candidates[:3], options.repeats)
+                figures = f"{arrays:8.2f} {least:8.2f} {tensors:8.2f} {tensors / arrays:6.2f}"
+                for eager in quartiles(candidates[3:], options.repeats):
                     figures += f" {eager:8.2f} {eager / tensors:6.2f}"
                 print(f"{name:19} {str(dtype).removeprefix('torch.'):9} {figures}")
 
