@@ -16,7 +16,7 @@ from torch import Tensor
 from cupyops._arrays import CUDA_DEVICE, ArraySpec, import_cupy
 from cupyops._checks import BFLOAT16, a_type, fail
 from cupyops._plan import EXECUTORS, Plan
-from cupyops._torch_modes import are_plain_on_cpu
+from cupyops._torch_modes import is_plain_call
 
 _STORAGE = {
     torch.float16: np.dtype(np.float16),
@@ -33,12 +33,18 @@ _DEVICES = ("cpu", "cuda", "meta")
 # What is accepted
 
 
+def is_plain(*required: object, optional: tuple[object, ...] = ()) -> bool:
+    """Whether `check_tensors` accepts these, and nobody watches what is done with them.
+
+    Sees most calls; False is no refusal.
+    """
+    return is_plain_call(required, optional, _STORAGE)
+
+
 def check_tensors(
     function: str, tensors: Mapping[str, object], first: Tensor | None = None
 ) -> None:
     """Refuse what is no dense tensor of a supported dtype on the device of the first."""
-    if first is None and are_plain_on_cpu(tensors.values(), _STORAGE):
-        return  # as nearly always
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             got = "is None" if value is None else f"is {a_type(value)}"

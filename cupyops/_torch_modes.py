@@ -7,13 +7,16 @@ of torch that answer these questions are not public; without one, the dispatcher
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from cupyops._checks import fail
+
+Arguments: TypeAlias = tuple[Any, ...]
+"""What was given for tensors."""
 
 
 def _keys_of_plain_tensors() -> set[int]:
@@ -42,12 +45,30 @@ except AttributeError:
 
 def is_unwatched(arguments: Iterable[object]) -> bool:
     """Whether nobody but autograd wants to know what is done with these tensors."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if _somebody_watches():
         return False
-    for watches in _WATCHERS:
-        if watches():
-            return False
     return all([_is_plain(value) for value in arguments if isinstance(value, Tensor)])
+
+
+def is_plain_call(required: Arguments, optional: Arguments, dtypes: Container[torch.dtype]) -> bool:
+    """Whether these are unwatched, dense tensors on the CPU, of these dtypes; or absent.
+
+    The short way of most calls: whatever else is asked of tensors, these fulfil.
+    """
+    if _somebody_watches():
+        return False
+    for value in (*required, *[value for value in optional if value is not None]):
+        if type(value) not in _PLAIN_TYPES or value.dtype not in dtypes:
+            return False
+        if _dispatch_keys(value).raw_repr() not in _PLAIN_KEYS:
+            return False
+    return True
+
+
+def _somebody_watches() -> bool:
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return True
+    return any([watches() for watches in _WATCHERS])
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -55,21 +76,6 @@ def _is_plain(tensor: Tensor) -> bool:
         return False
     on_cpu = _dispatch_keys(tensor).raw_repr() in _PLAIN_KEYS
     return on_cpu or (tensor.is_cuda and not tensor.is_neg())
-
-
-def are_plain_on_cpu(values: Iterable[object], dtypes: Container[torch.dtype]) -> bool:
-    """Whether these are dense tensors on the CPU, of these dtypes and of no class of their own.
-
-    Only a quick look: also False where compilation hides what tensors are.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    for value in values:
-        if not isinstance(value, Tensor) or type(value) not in _PLAIN_TYPES:
-            return False
-        if _dispatch_keys(value).raw_repr() not in _PLAIN_KEYS or value.dtype not in dtypes:
-            return False
-    return True
 
 
 def check_transforms(function: str, arguments: Mapping[str, object]) -> None:

@@ -38,8 +38,8 @@ Results = TypeVar("Results")
 class Differentiable(Generic[*Arguments, Results]):
     """An operator with derivatives, registered as ``torch.ops.cupyops.<name>``.
 
-    Calls go to torch's dispatcher only where somebody watches the tensors, else past it, with the
-    same arithmetic and the same derivatives.
+    Calls go through torch's dispatcher only where somebody watches the tensors, else past it, with
+    the same arithmetic and the same derivatives.
 
     Parameters
     ----------
@@ -78,17 +78,21 @@ class Differentiable(Generic[*Arguments, Results]):
 
     def __call__(self, *arguments: *Arguments) -> Results:
         values: tuple[Any, ...] = arguments
-        results: Results
-        if not is_unwatched(values):
-            check_transforms(self._name, dict(zip(self._arguments, values, strict=True)))
-            results = self._operator(*arguments)
-        elif torch.is_grad_enabled() and any(
+        if is_unwatched(values):
+            return self.directly(*arguments)
+        check_transforms(self._name, dict(zip(self._arguments, values, strict=True)))
+        results: Results = self._operator(*arguments)
+        return results
+
+    def directly(self, *arguments: *Arguments) -> Results:
+        """Past the dispatcher."""
+        values: tuple[Any, ...] = arguments
+        if torch.is_grad_enabled() and any(
             [isinstance(value, Tensor) and value.requires_grad for value in values]
         ):
-            results = self._function.apply(*arguments)
-        else:
-            results = self._compute(*arguments)
-        return results
+            results: Results = self._function.apply(*arguments)
+            return results
+        return self._compute(*arguments)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -302,7 +302,7 @@ def test_another_torch_sends_all_through_the_dispatcher(
     modes = runpy.run_path(cupyops._torch_modes.__file__)
     x = torch.ones(2, 3, 4)
     assert not modes["is_unwatched"]((x,))
-    assert not modes["are_plain_on_cpu"]((x,), {torch.float32})
+    assert not modes["is_plain_call"]((x,), (), {torch.float32})
 
 
 QUIET = """
