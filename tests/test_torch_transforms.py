@@ -254,6 +254,32 @@ def test_modes_hear_of_the_backward_pass() -> None:
     assert names <= set(listener.heard)
 
 
+def derivatives(function: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    y = function(*given)
+    first = torch.autograd.grad(y.square().sum(), given, create_graph=True)
+    second = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), given)
+    return [y, *first, *second]
+
+
+@pytest.mark.parametrize("layout", [*LAYOUT_NAMES, "segments"])
+def test_both_ways_have_the_same_derivatives(layout: str) -> None:
+    if layout == "segments":
+        given = [segments().requires_grad_()]
+        direct, told = cupyops.exp_segsum, OPS.exp_segsum
+    else:
+        given = list(leaves(modulation(layout, layout)).values())
+
+        def direct(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+            return cupyops.modulate(x, scale=scale, shift=shift, one_plus_scale=True)
+
+        def told(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+            return OPS.modulate(x, scale, shift, True)
+
+    got, want = derivatives(direct, given), derivatives(told, given)
+    assert type(got[0].grad_fn) is not type(want[0].grad_fn), "there is only one way"
+    assert_equal(got, want)
+
+
 def test_a_profile_has_the_operators_by_name() -> None:
     with torch.autograd.profiler.profile() as profile:
         gradients(layer, leaves(modulation("B,D", "D")))
