@@ -202,28 +202,24 @@ def test_shapes_and_dtypes_without_memory() -> None:
 # -- modes --------------------------------------------------------------------------------------
 
 
-class Listener(TorchDispatchMode):
-    """Hears of everything that the dispatcher does."""
+class Hearing:
+    """A mode that notes what is called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.heard: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def hear(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.heard.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
-class Overhearer(TorchFunctionMode):
-    """The same one floor above."""
+class Listener(Hearing, TorchDispatchMode):
+    __torch_dispatch__ = Hearing.hear
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[str] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.heard.append(str(func))
-        return func(*args, **(kwargs or {}))
+class Overhearer(Hearing, TorchFunctionMode):
+    __torch_function__ = Hearing.hear
 
 
 def layer(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
