@@ -50,7 +50,9 @@ def check_tensors(
             got = "is None" if value is None else f"is {a_type(value)}"
             way_in = " (torch.from_dlpack makes one)" if hasattr(value, "__dlpack__") else ""
             fail(TypeError, function, name, got, f"a torch.Tensor{way_in}")
-        if value.layout is not torch.strided or value.is_nested:
+        # A compiled backward pass may not ask for the layout; there, NumPy and CuPy refuse others.
+        dense = torch.compiler.is_compiling() or value.layout is torch.strided
+        if not dense or value.is_nested:
             got = "is a nested tensor" if value.is_nested else f"has layout {value.layout}"
             fail(TypeError, function, name, got, "a dense tensor (layout torch.strided)")
         if value.dtype not in _STORAGE:
@@ -89,6 +91,8 @@ def spec_of(tensor: Tensor) -> ArraySpec:
 
 
 def _numpy_view(tensor: Tensor) -> np.ndarray[Any, Any]:
+    if tensor.requires_grad:  # else NumPy gets none while gradients are recorded
+        tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:  # which NumPy knows by the name of ml_dtypes only
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
     array: np.ndarray[Any, Any] = tensor.numpy()

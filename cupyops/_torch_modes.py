@@ -19,19 +19,22 @@ Arguments: TypeAlias = tuple[Any, ...]
 """What was given for tensors."""
 
 
-def _keys_of_plain_tensors() -> set[int]:
-    """What the dispatcher goes by for dense memory on the CPU and nothing else, as bits."""
-    keys = set()
-    for inference in (False, True):
-        with torch.inference_mode(inference):
-            keys.add(_dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
-    return keys
-
-
 _PLAIN_TYPES: tuple[type, ...] = (Tensor, torch.nn.Parameter)
 try:
     _dispatch_keys = torch._C._dispatch_keys
-    _PLAIN_KEYS = _keys_of_plain_tensors()
+    # What the dispatcher goes by for dense memory and nothing else; made in inference mode, or not.
+    # By name, since a tensor made here would look as the mode wants of the call that imports this.
+    _KEYS, _SET = torch._C.DispatchKey, torch._C.DispatchKeySet
+    _CPU = _SET(_KEYS.CPU).add(_KEYS.AutocastCPU)
+    _CUDA = _SET(_KEYS.CUDA).add(_KEYS.AutocastCUDA)
+    _ON_CPU = {
+        _CPU.raw_repr(),
+        _CPU.add(_KEYS.ADInplaceOrView).add(_KEYS.AutogradCPU).raw_repr(),
+    }
+    _ON_ANY = _ON_CPU | {
+        _CUDA.raw_repr(),
+        _CUDA.add(_KEYS.ADInplaceOrView).add(_KEYS.AutogradCUDA).raw_repr(),
+    }
     _WATCHERS: tuple[Callable[[], Any], ...] = (
         torch._C._len_torch_dispatch_stack,
         torch._C._len_torch_function_stack,
@@ -47,7 +50,12 @@ def is_unwatched(arguments: Iterable[object]) -> bool:
     """Whether nobody but autograd wants to know what is done with these tensors."""
     if _somebody_watches():
         return False
-    return all([_is_plain(value) for value in arguments if isinstance(value, Tensor)])
+    for value in arguments:
+        if isinstance(value, Tensor) and (
+            type(value) not in _PLAIN_TYPES or _dispatch_keys(value).raw_repr() not in _ON_ANY
+        ):
+            return False
+    return True
 
 
 def is_plain_call(required: Arguments, optional: Arguments, dtypes: Container[torch.dtype]) -> bool:
@@ -60,7 +68,7 @@ def is_plain_call(required: Arguments, optional: Arguments, dtypes: Container[to
     for value in (*required, *[value for value in optional if value is not None]):
         if type(value) not in _PLAIN_TYPES or value.dtype not in dtypes:
             return False
-        if _dispatch_keys(value).raw_repr() not in _PLAIN_KEYS:
+        if _dispatch_keys(value).raw_repr() not in _ON_CPU:
             return False
     return True
 
@@ -69,13 +77,6 @@ def _somebody_watches() -> bool:
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return True
     return any([watches() for watches in _WATCHERS])
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    if type(tensor) not in _PLAIN_TYPES:
-        return False
-    on_cpu = _dispatch_keys(tensor).raw_repr() in _PLAIN_KEYS
-    return on_cpu or (tensor.is_cuda and not tensor.is_neg())
 
 
 def check_transforms(function: str, arguments: Mapping[str, object]) -> None:

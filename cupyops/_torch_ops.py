@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import new_class
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import torch
@@ -74,7 +75,9 @@ class Differentiable(Generic[*Arguments, Results]):
 
         # One `forward` that does both: a `setup_context` has torch look up a signature each time.
         members = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
-        self._function: Any = type(f"cupyops_{name}", (torch.autograd.Function,), members)
+        self._function: Any = new_class(
+            f"cupyops_{name}", (torch.autograd.Function,), exec_body=lambda own: own.update(members)
+        )
 
     def __call__(self, *arguments: *Arguments) -> Results:
         values: tuple[Any, ...] = arguments
@@ -87,9 +90,8 @@ class Differentiable(Generic[*Arguments, Results]):
     def directly(self, *arguments: *Arguments) -> Results:
         """Past the dispatcher."""
         values: tuple[Any, ...] = arguments
-        if torch.is_grad_enabled() and any(
-            [isinstance(value, Tensor) and value.requires_grad for value in values]
-        ):
+        records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if records and any([isinstance(value, Tensor) and value.requires_grad for value in values]):
             results: Results = self._function.apply(*arguments)
             return results
         return self._compute(*arguments)

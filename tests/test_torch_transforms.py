@@ -80,6 +80,31 @@ def test_the_backward_functions_and_out_are_compiled_too(backend: str) -> None:
     assert_equal(list(compiled(*arguments)), list(by_hand(*arguments)))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch does
+def test_a_compiled_backward_pass_may_use_the_functions() -> None:
+    class Outer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor) -> Tensor:
+            ctx.save_for_backward(a)
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (a,) = ctx.saved_tensors
+            return cupyops.modulate(cupyops.exp_segsum(a), shift=grad)[:, 0]
+
+    def derivative(function: Any) -> Tensor:
+        a = segments().requires_grad_()
+        (grad,) = torch.autograd.grad(function(a).sum(), a)
+        return grad
+
+    def run(a: Tensor) -> Tensor:
+        return Outer.apply(a * 1)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    assert equal_bits(derivative(compiled), derivative(run))
+
+
 def test_one_graph_serves_any_length() -> None:
     graphs = []
 
@@ -327,6 +352,14 @@ def test_another_torch_sends_all_through_the_dispatcher(
     assert not modes["is_plain_call"]((x,), (), {torch.float32})
 
 
+def printed_by(script: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not done.stderr, "a warning"
+    return done.stdout.split()
+
+
 QUIET = """
 import sys, torch
 with torch.inference_mode():
@@ -344,9 +377,43 @@ print("torch._dynamo" in sys.modules)
 
 def test_plain_tensors_do_not_wake_the_compiler() -> None:
     """What the dispatcher calls, torch wraps in its compiler, whose import takes a second."""
-    script = [sys.executable, "-c", QUIET]
-    done = subprocess.run(script, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    assert printed_by(QUIET) == ["False", "True"]
+
+
+FIRST = {
+    "export": "run = torch.export.export(Block(), (x,), strict=False).graph.nodes",
+    "make_fx": "run = make_fx(lambda x: cupyops.exp_segsum(x))(x).graph.nodes",
+    "fake tensors": """
+with FakeTensorMode():
+    cupyops.exp_segsum(torch.zeros(3))
+run = []
+""",
+    "functionalize": "torch.func.functionalize(cupyops.exp_segsum)(x); run = []",
+    "compile": "torch.compile(cupyops.exp_segsum, backend='aot_eager')(x); run = []",
+}
+FIRST_CALL = """
+import torch, cupyops
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses import FakeTensorMode
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return cupyops.exp_segsum(x)
+
+x = torch.zeros(3)
+{}
+print(*[node.target for node in run if node.op == "call_function"])
+from cupyops import _torch_modes
+print(_torch_modes.is_unwatched((x,)))
+"""
+
+
+@pytest.mark.parametrize("way", FIRST)
+def test_a_first_call_that_is_watched_leaves_no_traces(way: str) -> None:
+    """It imports the layer, in the midst of whatever watches it."""
+    *nodes, unwatched = printed_by(FIRST_CALL.format(FIRST[way]))
+    assert nodes == (["cupyops.exp_segsum.default"] if way in ("export", "make_fx") else [])
+    assert unwatched == "True"
 
 
 def test_autocast_changes_nothing() -> None:
@@ -372,6 +439,14 @@ def test_no_grad_and_inference_mode() -> None:
     with torch.inference_mode():
         assert (y := call("modulate", given)).is_inference()
         assert equal_bits(y, want)
+
+
+def test_what_inference_mode_does_not_record_is_not_recorded() -> None:
+    x, a = torch.ones(1, 2, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    with torch.inference_mode(), torch.enable_grad():
+        for y in (cupyops.modulate(x), cupyops.exp_segsum(a), OPS.exp_segsum(a), a * 2):
+            assert y.is_inference()
+            assert not y.requires_grad
 
 
 # -- transforms ---------------------------------------------------------------------------------
