@@ -225,7 +225,10 @@ def _numpy_empty(spec: ArraySpec) -> Array:
     if spec.nbytes <= _MAPPED_BYTES:
         return np.empty(spec.shape, spec.dtype)
     # Both ends would be small pages. What is skipped is never touched, so it takes no memory.
-    memory = np.empty(spec.nbytes + _HUGE_PAGE, np.uint8)
+    try:
+        memory = np.empty(spec.nbytes + _HUGE_PAGE, np.uint8)
+    except (MemoryError, ValueError):  # the array itself may fit, else it has the better message
+        return np.empty(spec.shape, spec.dtype)
     start = -memory.ctypes.data % _HUGE_PAGE
     return np.ndarray(spec.shape, spec.dtype, buffer=memory, offset=start)
 

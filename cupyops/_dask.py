@@ -212,6 +212,8 @@ def _chunks_of(spec: ArraySpec, *arrays: Array) -> Chunks:
         if isinstance(array, da.Array) and array.shape == spec.shape:
             chunks: Chunks = array.chunks
             return chunks
+    if spec.size == 0:  # by which "auto" divides
+        return tuple((length,) for length in spec.shape)
     chunks = normalize_chunks((-1, "auto", -1), spec.shape, dtype=spec.dtype)
     if len(chunks[1]) > 1:
         rows = max(CHUNK_ROWS, chunks[1][0] // CHUNK_ROWS * CHUNK_ROWS)

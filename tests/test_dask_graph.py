@@ -87,6 +87,16 @@ def test_a_plain_x_beside_a_dask_parameter_is_divided_by_whole_chunks_of_rows():
     assert_same_bits(computed(call("modulate", lazy)), call("modulate", problem))
 
 
+@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (2, 5, 0)])
+@pytest.mark.parametrize("layout", LAYOUT_NAMES)
+def test_an_empty_plain_x_beside_dask_parameters(shape, layout):
+    problem = modulation_problem(np.random.default_rng(0), shape, "float32", layout, layout)
+    lazy = problem | {key: da.from_array(problem[key], -1) for key in ("scale", "shift")}
+    assert_same_bits(computed(call("modulate", lazy)), call("modulate", problem))
+    want = call("modulate_backward", problem)
+    assert_same_gradients(computed(call("modulate_backward", lazy)), want)
+
+
 def counted(array: np.ndarray, chunks, reads: list) -> da.Array:
     def read(block, block_info=None):
         reads.append(block_info[0]["chunk-location"])

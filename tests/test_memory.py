@@ -116,6 +116,15 @@ def test_large_results_lie_in_whole_huge_pages():
         assert result.flags.writeable
 
 
+def test_a_result_that_is_too_large_is_named():
+    x = np.broadcast_to(np.zeros((), np.float32), (2**24,))  # beyond all addresses
+    with pytest.raises(MemoryError, match=r"shape \(16777216, 16777216\) and data type float32"):
+        cupyops.exp_segsum(x)
+    x = np.broadcast_to(np.zeros((), np.float32), (1, 1, 2**61 - 1))
+    with pytest.raises(MemoryError, match=r"shape \(1, 1, 2305843009213693951\)"):
+        cupyops.modulate(x)
+
+
 def test_results_in_place_need_little_memory(peak_bytes):
     given = problem(SHAPES["batch"], "float32", (64, 1024))
     x = given.pop("x")
