@@ -293,12 +293,13 @@ def test_out_is_refused_everywhere():
 
 
 QUERY_PLANNING = """
-import subprocess
-import sys
-
 import dask
 dask.config.set({"array.query-planning": True})
-import dask.array as da, cupyops
+try:
+    import dask.array as da
+except ImportError:
+    raise SystemExit(77)
+import cupyops
 try:
     cupyops.exp_segsum(da.zeros((2, 3)))
 except TypeError as error:
@@ -308,6 +309,8 @@ except TypeError as error:
 
 def test_arrays_of_another_kind_of_graph_are_refused():
     script = [sys.executable, "-W", "ignore", "-c", QUERY_PLANNING]
-    said = subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    assert said.startswith("exp_segsum: x is a dask.")
-    assert "; expected a numpy.ndarray" in said
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this Dask needs one more package for such arrays")
+    assert done.stdout.startswith("exp_segsum: x is a dask."), done.stderr
+    assert "; expected a numpy.ndarray" in done.stdout
