@@ -514,6 +514,12 @@ def run_eagerly(operator: Operator, inputs: Arrays, out: Any, options: tuple[Any
         named = dict(zip(operator.inputs[1:], inputs[1:], strict=True))
         named |= zip(operator.options, options, strict=True)
         return getattr(module, operator.name)(inputs[0], out=out, **named)
-    outs = unpack_out(operator, out)
+    return run_on_arrays(operator, inputs, unpack_out(operator, out), options)
+
+
+def run_on_arrays(
+    operator: Operator, inputs: Arrays, outs: Arrays, options: tuple[Any, ...]
+) -> Any:
+    """Both phases in a row, for arrays of the libraries that plans are for."""
     plan = _find_plan(operator, inputs, outs, options, check_array)
     return plan.execute(inputs, outs, plan.check_memory(inputs, outs))

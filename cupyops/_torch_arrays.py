@@ -5,7 +5,7 @@ No operator is known here. A view shares the tensor's memory, whatever its strid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cupyops._arrays import CUDA_DEVICE, ArraySpec, import_cupy
 from cupyops._checks import BFLOAT16, a_type, fail
-from cupyops._plan import EXECUTORS, Plan
+from cupyops._plan import EXECUTORS, Operator, plan_for, run_on_arrays
 from cupyops._torch_modes import is_plain_call
 
 _STORAGE = {
@@ -133,68 +133,63 @@ def _stream(device: int, handle: int) -> Any:
         return cupy.cuda.Stream.from_external(_Handle(handle))
 
 
-class Faces(NamedTuple):
-    """The two functions of an operator on arrays."""
+def run(
+    operator: Operator,
+    inputs: Tensors,
+    options: tuple[bool, ...] = (),
+    outs: Tensors | None = None,
+) -> Tensors:
+    """Compute on the memory of tensors. Results are allocated if `outs` is None.
 
-    function: Callable[..., Any]
-    plan: Callable[..., Plan]
-
-    def run(
-        self, x: Tensor, outs: Tensors | None = None, /, **arguments: Tensor | bool | None
-    ) -> Tensors:
-        """Compute on the memory of tensors. Results are allocated if `outs` is None.
-
-        All checks of shapes and memory are those of the array functions.
-        """
-        if x.device.type != "cpu":
-            return self._run_on_gpu(x, outs, arguments)
-        # Few calls, since large arrays have emptied the caches that this code runs from.
-        arrays = {
-            name: _numpy_view(value) if isinstance(value, Tensor) else value
-            for name, value in arguments.items()
-        }
-        if outs is not None:
-            self.function(_numpy_view(x), **arrays, out=_out_of(_numpy_view, outs))
-            return outs
-        # NumPy's memory serves better than torch's: it comes in huge pages, where the system has
-        # them on demand, and large new memory is written in a fifth of the time.
-        made = self.function(_numpy_view(x), **arrays)
-        if isinstance(made, tuple):
-            return tuple([None if array is None else _from_numpy(array) for array in made])
-        return (_from_numpy(made),)
-
-    def _run_on_gpu(
-        self, x: Tensor, outs: Tensors | None, arguments: Mapping[str, Tensor | bool | None]
-    ) -> Tensors:
-        """Outputs and workspace are of torch's allocator, which knows the stream."""
-        device = x.device
-        empty = partial(torch.empty, device=device)
-        with torch.cuda.device(device):
-            stream = _stream(device.index, torch.cuda.current_stream(device).cuda_stream)
-            # Current before the first view is made: DLPack then has nothing to wait for, which
-            # could not be captured into a CUDA graph.
-            with EXECUTORS["cupy"].context(f"{CUDA_DEVICE}{device.index}", stream):
-                array = _cupy_view(x)
-                arrays = {
-                    name: _cupy_view(value) if isinstance(value, Tensor) else value
-                    for name, value in arguments.items()
-                }
-                out = None if outs is None else _out_of(_cupy_view, outs)
-                plan = self.plan(array, **arrays, out=out)
-                if outs is None:
-                    outs = tuple(
-                        None if spec is None else empty(spec.shape, dtype=_TORCH[spec.dtype])
-                        for spec in plan.outputs
-                    )
-                    out = _out_of(_cupy_view, outs)
-                workspace = None
-                if plan.workspace_size:
-                    workspace = _cupy_view(empty(plan.workspace_size, dtype=torch.uint8))
-                given = {name: arrays[name] for name in plan.operator.inputs[1:]}
-                plan.run(array, **given, out=out, workspace=workspace, stream=stream)
+    All checks of shapes and memory are those of the array functions.
+    """
+    if inputs[0].device.type != "cpu":
+        return _run_on_gpu(operator, inputs, options, outs)
+    # Few calls, since large arrays have emptied the caches that this code runs from.
+    arrays = tuple([None if tensor is None else _numpy_view(tensor) for tensor in inputs])
+    if outs is not None:
+        into = tuple([None if out is None else _numpy_view(out) for out in outs])
+        run_on_arrays(operator, arrays, into, options)
         return outs
+    # NumPy's memory serves better than torch's: it comes in huge pages, where the system has
+    # them on demand, and large new memory is written in a fifth of the time.
+    made = run_on_arrays(operator, arrays, (None,) * len(operator.outputs), options)
+    if operator.result is None:
+        return (_from_numpy(made),)
+    return tuple([None if array is None else _from_numpy(array) for array in made])
 
 
-def _out_of(view: Callable[[Tensor], Any], outs: Tensors) -> Any:
-    arrays = tuple(None if out is None else view(out) for out in outs)
+def _run_on_gpu(
+    operator: Operator, inputs: Tensors, options: tuple[bool, ...], outs: Tensors | None
+) -> Tensors:
+    """Outputs and workspace are of torch's allocator, which knows the stream."""
+    device = inputs[0].device
+    empty = partial(torch.empty, device=device)
+    with torch.cuda.device(device):
+        stream = _stream(device.index, torch.cuda.current_stream(device).cuda_stream)
+        # Current before the first view is made: DLPack then has nothing to wait for, which
+        # could not be captured into a CUDA graph.
+        with EXECUTORS["cupy"].context(f"{CUDA_DEVICE}{device.index}", stream):
+            arrays = _cupy_views(inputs)
+            out = None if outs is None else _as_out(_cupy_views(outs))
+            plan = plan_for(operator, arrays, out, options)
+            if outs is None:
+                outs = tuple(
+                    None if spec is None else empty(spec.shape, dtype=_TORCH[spec.dtype])
+                    for spec in plan.outputs
+                )
+                out = _as_out(_cupy_views(outs))
+            workspace = None
+            if plan.workspace_size:
+                workspace = _cupy_view(empty(plan.workspace_size, dtype=torch.uint8))
+            named = dict(zip(operator.inputs[1:], arrays[1:], strict=True))
+            plan.run(arrays[0], **named, out=out, workspace=workspace, stream=stream)
+    return outs
+
+
+def _cupy_views(tensors: Tensors) -> tuple[Any, ...]:
+    return tuple(None if tensor is None else _cupy_view(tensor) for tensor in tensors)
+
+
+def _as_out(arrays: tuple[Any, ...]) -> Any:
     return arrays[0] if len(arrays) == 1 else arrays

@@ -16,21 +16,19 @@ from typing import Any, Generic, TypeVar, TypeVarTuple
 import torch
 from torch import Tensor
 
-from cupyops import _exp_segsum as segsums
-from cupyops import _modulate as modulation
 from cupyops._checks import check_same_dtype, check_shape
-from cupyops._exp_segsum import check_matrices, check_sequences
-from cupyops._modulate import check_parameters, check_x
-from cupyops._torch_arrays import Faces, spec_of
+from cupyops._exp_segsum import (
+    _EXP_SEGSUM,
+    _EXP_SEGSUM_BACKWARD,
+    check_matrices,
+    check_sequences,
+)
+from cupyops._modulate import _MODULATE, _MODULATE_BACKWARD, check_parameters, check_x
+from cupyops._torch_arrays import run, spec_of
 from cupyops._torch_modes import check_transforms, is_unwatched
 
 _DEVICES = ("cpu", "cuda")
 _in_place = partial(torch.library.custom_op, device_types=_DEVICES)
-
-_MODULATE = Faces(modulation.modulate, modulation.plan_modulate)
-_MODULATE_BACKWARD = Faces(modulation.modulate_backward, modulation.plan_modulate_backward)
-_EXP_SEGSUM = Faces(segsums.exp_segsum, segsums.plan_exp_segsum)
-_EXP_SEGSUM_BACKWARD = Faces(segsums.exp_segsum_backward, segsums.plan_exp_segsum_backward)
 
 Arguments = TypeVarTuple("Arguments")
 Results = TypeVar("Results")
@@ -105,7 +103,7 @@ def _modulate(
     x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool
 ) -> Tensor:
     y: Tensor
-    (y,) = _MODULATE.run(x, scale=scale, shift=shift, one_plus_scale=one_plus_scale)
+    (y,) = run(_MODULATE, (x, scale, shift), (one_plus_scale,))
     return y
 
 
@@ -113,7 +111,7 @@ def _modulate(
 def modulate_out(
     x: Tensor, scale: Tensor | None, shift: Tensor | None, one_plus_scale: bool, out: Tensor
 ) -> None:
-    _MODULATE.run(x, (out,), scale=scale, shift=shift, one_plus_scale=one_plus_scale)
+    run(_MODULATE, (x, scale, shift), (one_plus_scale,), (out,))
 
 
 def _modulate_shapes(
@@ -183,8 +181,8 @@ def _modulate_backward(
     one_plus_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A gradient that does not exist is a tensor without elements: results are not optional."""
-    given = {"grad_output": grad_output, "scale": scale, "shift": shift}
-    grads = _MODULATE_BACKWARD.run(x, **given, one_plus_scale=one_plus_scale)
+    inputs = (x, grad_output, scale, shift)
+    grads = run(_MODULATE_BACKWARD, inputs, (one_plus_scale,))
     a, b, c = (x.new_empty(0) if grad is None else grad for grad in grads)
     return a, b, c
 
@@ -202,9 +200,8 @@ def modulate_backward_out(
     grad_scale: Tensor | None,
     grad_shift: Tensor | None,
 ) -> None:
-    given = {"grad_output": grad_output, "scale": scale, "shift": shift}
-    outs = (grad_input, grad_scale, grad_shift)
-    _MODULATE_BACKWARD.run(x, outs, **given, one_plus_scale=one_plus_scale)
+    inputs, outs = (x, grad_output, scale, shift), (grad_input, grad_scale, grad_shift)
+    run(_MODULATE_BACKWARD, inputs, (one_plus_scale,), outs)
 
 
 def check_modulate_backward(
@@ -305,13 +302,13 @@ modulate_backward = Differentiable(
 
 def _exp_segsum(x: Tensor) -> Tensor:
     y: Tensor
-    (y,) = _EXP_SEGSUM.run(x)
+    (y,) = run(_EXP_SEGSUM, (x,))
     return y
 
 
 @_in_place("cupyops::exp_segsum_out", mutates_args=("out",))
 def exp_segsum_out(x: Tensor, out: Tensor) -> None:
-    _EXP_SEGSUM.run(x, (out,))
+    run(_EXP_SEGSUM, (x,), outs=(out,))
 
 
 def _exp_segsum_shapes(x: Tensor) -> Tensor:
@@ -339,13 +336,13 @@ exp_segsum = Differentiable(
 
 def _exp_segsum_backward(y: Tensor, grad_output: Tensor) -> Tensor:
     grad: Tensor
-    (grad,) = _EXP_SEGSUM_BACKWARD.run(y, grad_output=grad_output)
+    (grad,) = run(_EXP_SEGSUM_BACKWARD, (y, grad_output))
     return grad
 
 
 @_in_place("cupyops::exp_segsum_backward_out", mutates_args=("out",))
 def exp_segsum_backward_out(y: Tensor, grad_output: Tensor, out: Tensor) -> None:
-    _EXP_SEGSUM_BACKWARD.run(y, (out,), grad_output=grad_output)
+    run(_EXP_SEGSUM_BACKWARD, (y, grad_output), outs=(out,))
 
 
 def _exp_segsum_backward_shapes(y: Tensor, grad_output: Tensor) -> Tensor:

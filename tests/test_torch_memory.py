@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cupyops
 import cupyops.torch
-from cupyops import _torch_ops
+from cupyops import _torch_arrays
 from support import DTYPE_NAMES, LAYOUT_NAMES, forward_part
 from tensors import call, equal_bits, leaves, modulation, numpy, tensor
 
@@ -24,23 +24,20 @@ BACKWARD = ["modulate_backward", "exp_segsum_backward"]
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, np.ndarray]]]:
-    """The arrays of each call of an array function, in order."""
+    """The arrays of each run of an operator, in order."""
     calls: list[tuple[str, dict[str, np.ndarray]]] = []
+    run = _torch_arrays.run_on_arrays
 
-    def watched(faces: Any) -> Any:
-        def function(first: np.ndarray, **rest: Any) -> Any:
-            result = faces.function(first, **rest)
-            results = result if isinstance(result, tuple) else (result,)
-            arrays = {"first": first, **rest}
-            arrays |= {f"result{i}": part for i, part in enumerate(results)}
-            kept = {k: v for k, v in arrays.items() if isinstance(v, np.ndarray)}
-            calls.append((faces.function.__name__, kept))
-            return result
+    def watched(operator: Any, inputs: Any, outs: Any, options: Any) -> Any:
+        result = run(operator, inputs, outs, options)
+        results = result if isinstance(result, tuple) else (result,)
+        arrays = dict(zip(("first", *operator.inputs[1:]), inputs, strict=True))
+        arrays |= {f"result{i}": part for i, part in enumerate(results)}
+        kept = {key: array for key, array in arrays.items() if array is not None}
+        calls.append((operator.name, kept))
+        return result
 
-        return faces._replace(function=function)
-
-    for name in ("_MODULATE", "_MODULATE_BACKWARD", "_EXP_SEGSUM", "_EXP_SEGSUM_BACKWARD"):
-        monkeypatch.setattr(_torch_ops, name, watched(getattr(_torch_ops, name)))
+    monkeypatch.setattr(_torch_arrays, "run_on_arrays", watched)
     return calls
 
 
@@ -108,7 +105,7 @@ def test_out_is_filled_and_returned(seen: Any, dtype: str) -> None:
     assert call("modulate", forward_part(p), out=out) is out
     assert equal_bits(out, call("modulate", forward_part(p)))
     assert wide[..., 1::2].isnan().all()
-    assert place(seen[0][1]["out"]) == place(out)
+    assert place(seen[0][1]["result0"]) == place(out)
 
     given = torch.empty_like(p["scale"])
     grads, want = (
