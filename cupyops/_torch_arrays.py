@@ -14,16 +14,11 @@ import torch
 from torch import Tensor
 
 from cupyops._arrays import CUDA_DEVICE, ArraySpec, import_cupy
-from cupyops._checks import BFLOAT16, a_type, fail
+from cupyops._checks import BFLOAT16, DTYPES, a_type, fail
 from cupyops._plan import EXECUTORS, Operator, plan_for, run_on_arrays
-from cupyops._torch_modes import is_plain_call
+from cupyops._torch_modes import FLOATS
 
-_STORAGE = {
-    torch.float16: np.dtype(np.float16),
-    torch.bfloat16: BFLOAT16,
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
+_STORAGE = dict(zip(FLOATS, DTYPES, strict=True))
 _TORCH = {dtype: key for key, dtype in _STORAGE.items()}
 Tensors: TypeAlias = tuple[Any, ...]
 """The tensors of one call in the order of the operator's names; None for one that is absent."""
@@ -31,14 +26,6 @@ _DEVICES = ("cpu", "cuda", "meta")
 
 # ---------------------------------------------------------------------------------------------
 # What is accepted
-
-
-def is_plain(*required: object, optional: tuple[object, ...] = ()) -> bool:
-    """Whether `check_tensors` accepts these, and nobody watches what is done with them.
-
-    Sees most calls; False is no refusal.
-    """
-    return is_plain_call(required, optional, _STORAGE)
 
 
 def check_tensors(
@@ -91,11 +78,12 @@ def spec_of(tensor: Tensor) -> ArraySpec:
 
 
 def _numpy_view(tensor: Tensor) -> np.ndarray[Any, Any]:
-    if tensor.requires_grad:  # else NumPy gets none while gradients are recorded
-        tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:  # which NumPy knows by the name of ml_dtypes only
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    array: np.ndarray[Any, Any] = tensor.numpy()
+        return _numpy_view(tensor.view(torch.int16)).view(BFLOAT16)
+    try:
+        array: np.ndarray[Any, Any] = tensor.numpy()
+    except RuntimeError:  # it requires grad, in inference mode with gradients enabled
+        array = tensor.detach().numpy()
     return array
 
 
@@ -143,7 +131,7 @@ def run(
 
     All checks of shapes and memory are those of the array functions.
     """
-    if inputs[0].device.type != "cpu":
+    if not inputs[0].is_cpu:
         return _run_on_gpu(operator, inputs, options, outs)
     # Few calls, since large arrays have emptied the caches that this code runs from.
     arrays = tuple([None if tensor is None else _numpy_view(tensor) for tensor in inputs])

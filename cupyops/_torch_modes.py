@@ -7,7 +7,7 @@ of torch that answer these questions are not public; without one, the dispatcher
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 
 from cupyops._checks import fail
 
-Arguments: TypeAlias = tuple[Any, ...]
-"""What was given for tensors."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes of tensors that are accepted."""
 
 
 _PLAIN_TYPES: tuple[type, ...] = (Tensor, torch.nn.Parameter)
@@ -27,11 +27,11 @@ try:
     _KEYS, _SET = torch._C.DispatchKey, torch._C.DispatchKeySet
     _CPU = _SET(_KEYS.CPU).add(_KEYS.AutocastCPU)
     _CUDA = _SET(_KEYS.CUDA).add(_KEYS.AutocastCUDA)
-    _ON_CPU = {
+    ON_CPU = {
         _CPU.raw_repr(),
         _CPU.add(_KEYS.ADInplaceOrView).add(_KEYS.AutogradCPU).raw_repr(),
     }
-    _ON_ANY = _ON_CPU | {
+    ANYWHERE = ON_CPU | {
         _CUDA.raw_repr(),
         _CUDA.add(_KEYS.ADInplaceOrView).add(_KEYS.AutogradCUDA).raw_repr(),
     }
@@ -43,40 +43,27 @@ try:
         torch._C._autograd._profiler_enabled,
     )
 except AttributeError:
-    _PLAIN_TYPES, _WATCHERS = (), ()
+    _PLAIN_TYPES, _WATCHERS, ON_CPU, ANYWHERE = (), (), set(), set()
 
 
-def is_unwatched(arguments: Iterable[object]) -> bool:
-    """Whether nobody but autograd wants to know what is done with these tensors."""
-    if _somebody_watches():
-        return False
-    for value in arguments:
-        if isinstance(value, Tensor) and (
-            type(value) not in _PLAIN_TYPES or _dispatch_keys(value).raw_repr() not in _ON_ANY
-        ):
-            return False
-    return True
+def is_plain(arguments: Iterable[Any], where: Container[int]) -> bool:
+    """Whether these are dense tensors of no class of their own, which nobody but autograd watches.
 
-
-def is_plain_call(required: Arguments, optional: Arguments, dtypes: Container[torch.dtype]) -> bool:
-    """Whether these are unwatched, dense tensors on the CPU, of these dtypes; or absent.
-
-    The short way of most calls: whatever else is asked of tensors, these fulfil.
+    They are `ON_CPU` or `ANYWHERE`, and of `FLOATS`; what is None, True or False does not count.
     """
-    if _somebody_watches():
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
-    for value in (*required, *[value for value in optional if value is not None]):
-        if type(value) not in _PLAIN_TYPES or value.dtype not in dtypes:
+    for watches in _WATCHERS:
+        if watches():
             return False
-        if _dispatch_keys(value).raw_repr() not in _ON_CPU:
+    for value in arguments:
+        if value is None or value is True or value is False:
+            continue
+        if type(value) not in _PLAIN_TYPES or value.dtype not in FLOATS:
+            return False
+        if _dispatch_keys(value).raw_repr() not in where:
             return False
     return True
-
-
-def _somebody_watches() -> bool:
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return True
-    return any([watches() for watches in _WATCHERS])
 
 
 def check_transforms(function: str, arguments: Mapping[str, object]) -> None:

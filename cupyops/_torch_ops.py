@@ -25,7 +25,7 @@ from cupyops._exp_segsum import (
 )
 from cupyops._modulate import _MODULATE, _MODULATE_BACKWARD, check_parameters, check_x
 from cupyops._torch_arrays import run, spec_of
-from cupyops._torch_modes import check_transforms, is_unwatched
+from cupyops._torch_modes import ANYWHERE, check_transforms, is_plain
 
 _DEVICES = ("cpu", "cuda")
 _in_place = partial(torch.library.custom_op, device_types=_DEVICES)
@@ -79,7 +79,7 @@ class Differentiable(Generic[*Arguments, Results]):
 
     def __call__(self, *arguments: *Arguments) -> Results:
         values: tuple[Any, ...] = arguments
-        if is_unwatched(values):
+        if is_plain(values, ANYWHERE):
             return self.directly(*arguments)
         check_transforms(self._name, dict(zip(self._arguments, values, strict=True)))
         results: Results = self._operator(*arguments)

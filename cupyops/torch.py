@@ -22,7 +22,8 @@ from cupyops import _torch_ops as ops
 from cupyops._checks import check_flag, fail
 from cupyops._modulate import _MODULATE_BACKWARD, ModulateGrads
 from cupyops._plan import unpack_out
-from cupyops._torch_arrays import check_no_grad, check_tensors, is_plain
+from cupyops._torch_arrays import check_no_grad, check_tensors
+from cupyops._torch_modes import ON_CPU, is_plain
 
 __all__ = ["exp_segsum", "exp_segsum_backward", "modulate", "modulate_backward"]
 
@@ -93,7 +94,7 @@ def modulate(
     """
     name = "modulate"
     plus = check_flag(name, "one_plus_scale", one_plus_scale)
-    if out is None and is_plain(x, optional=(scale, shift)):
+    if out is None and x is not None and is_plain((x, scale, shift), ON_CPU):
         return ops.modulate.directly(x, scale, shift, plus)
     inputs = {"x": x} | _present(scale=scale, shift=shift)
     check_tensors(name, inputs)
@@ -238,7 +239,7 @@ def exp_segsum(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     >>> y.tolist(), x.grad.tolist()
     ([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]], [0.0, 2.0, 2.0])
     """
-    if out is None and is_plain(x):
+    if out is None and x is not None and is_plain((x,), ON_CPU):
         return ops.exp_segsum.directly(x)
     inputs = {"x": x}
     check_tensors("exp_segsum", inputs)

@@ -348,8 +348,7 @@ def test_another_torch_sends_all_through_the_dispatcher(
     monkeypatch.delattr(torch._C, name)
     modes = runpy.run_path(cupyops._torch_modes.__file__)
     x = torch.ones(2, 3, 4)
-    assert not modes["is_unwatched"]((x,))
-    assert not modes["is_plain_call"]((x,), (), {torch.float32})
+    assert not modes["is_plain"]((x,), modes["ON_CPU"])
 
 
 def printed_by(script: str) -> list[str]:
@@ -404,16 +403,16 @@ x = torch.zeros(3)
 {}
 print(*[node.target for node in run if node.op == "call_function"])
 from cupyops import _torch_modes
-print(_torch_modes.is_unwatched((x,)))
+print(_torch_modes.is_plain((x,), _torch_modes.ON_CPU))
 """
 
 
 @pytest.mark.parametrize("way", FIRST)
 def test_a_first_call_that_is_watched_leaves_no_traces(way: str) -> None:
     """It imports the layer, in the midst of whatever watches it."""
-    *nodes, unwatched = printed_by(FIRST_CALL.format(FIRST[way]))
+    *nodes, plain = printed_by(FIRST_CALL.format(FIRST[way]))
     assert nodes == (["cupyops.exp_segsum.default"] if way in ("export", "make_fx") else [])
-    assert unwatched == "True"
+    assert plain == "True"
 
 
 def test_autocast_changes_nothing() -> None:
