@@ -18,7 +18,6 @@ from cupyops._checks import fail
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The dtypes of tensors that are accepted."""
 
-
 _PLAIN_TYPES: tuple[type, ...] = (Tensor, torch.nn.Parameter)
 try:
     _dispatch_keys = torch._C._dispatch_keys
@@ -49,7 +48,7 @@ except AttributeError:
 def is_plain(arguments: Iterable[Any], where: Container[int]) -> bool:
     """Whether these are dense tensors of no class of their own, which nobody but autograd watches.
 
-    They are `ON_CPU` or `ANYWHERE`, and of `FLOATS`; what is None, True or False does not count.
+    They are `ON_CPU` or `ANYWHERE`, and of `FLOATS`; what is None does not count.
     """
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
@@ -57,7 +56,7 @@ def is_plain(arguments: Iterable[Any], where: Container[int]) -> bool:
         if watches():
             return False
     for value in arguments:
-        if value is None or value is True or value is False:
+        if value is None:
             continue
         if type(value) not in _PLAIN_TYPES or value.dtype not in FLOATS:
             return False

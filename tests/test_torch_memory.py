@@ -210,6 +210,18 @@ REFUSED = {
         (TypeError, "scale is a float; expected a torch.Tensor"),
         lambda: cupyops.modulate(X, scale=0.5),
     ),
+    "a flag for a tensor": (
+        (TypeError, "scale is a bool; expected a torch.Tensor"),
+        lambda: cupyops.modulate(X, scale=True),
+    ),
+    "a flag for the first": (
+        (TypeError, "x is a bool; expected a torch.Tensor"),
+        lambda: cupyops.torch.modulate(True),
+    ),
+    "nothing for the first": (
+        (TypeError, "x is None; expected a torch.Tensor"),
+        lambda: cupyops.torch.modulate(None, shift=ROW),
+    ),
     "a missing gradient": (
         (TypeError, "grad_output is None; expected a torch.Tensor"),
         lambda: cupyops.modulate_backward(X, grad_output=None),
