@@ -216,7 +216,7 @@ def _numpy_spec(array: Array) -> ArraySpec:
 
 _MAPPED_BYTES = 32 << 20
 """Above so many bytes, the GNU C library takes memory from the system for each array, and returns
-it with the array: every page is new, and costs more than what is written into it."""
+it with the array: every page is new, and small ones are many."""
 _HUGE_PAGE = 2 << 20
 """Bytes of the pages that NumPy asks for where memory is large. Only whole ones can be had."""
 

@@ -231,13 +231,19 @@ def _chunked(array: Array, chunks: Chunks) -> Array:
 
 
 def _is_whole(rows: Rows | None, chunks: Chunks) -> bool:
-    """Whether a chunk has all rows that each of its sums runs over.
+    """Whether a chunk has all rows that each sum over L, or over B and L, runs over.
 
-    Not asked for sums over B: a chunk of one row of such a parameter looks like one that all share.
+    Never so for sums over B: one row of such a parameter would look like one that all rows share.
     """
     in_b, in_l, _ = map(len, chunks)
-    summed = {Rows.PER_SAMPLE: in_l, Rows.SHARED: in_b * in_l, Rows.PER_POSITION: 0}
-    return rows is None or rows is Rows.PER_TOKEN or summed[rows] == 1
+    match rows:
+        case Rows.PER_SAMPLE:
+            return in_l == 1
+        case Rows.SHARED:
+            return in_b == in_l == 1
+        case Rows.PER_POSITION:
+            return False
+    return True  # there is no sum
 
 
 def _core(parameter: Array, rows: Rows, chunks: Chunks) -> Array:

@@ -1,7 +1,8 @@
 """Who takes part in a call on tensors: compilation, tracing, modes, transforms, subclasses.
 
-Torch's dispatcher tells them all, but costs as much as some hundred thousand elements. The parts
-of torch that answer these questions are not public; without one, the dispatcher has every call.
+Torch's dispatcher tells them all, but what it takes to be called by it is felt up to some million
+elements. The parts of torch that answer these questions are not public; without one of them, the
+dispatcher has every call.
 """
 
 from __future__ import annotations
@@ -45,19 +46,17 @@ except AttributeError:
     _PLAIN_TYPES, _WATCHERS, ON_CPU, ANYWHERE = (), (), set(), set()
 
 
-def is_plain(arguments: Iterable[Any], where: Container[int]) -> bool:
+def is_plain(tensors: Iterable[Any], where: Container[int]) -> bool:
     """Whether these are dense tensors of no class of their own, which nobody but autograd watches.
 
-    They are `ON_CPU` or `ANYWHERE`, and of `FLOATS`; what is None does not count.
+    They are `ON_CPU` or `ANYWHERE`, and of `FLOATS`.
     """
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
     for watches in _WATCHERS:
         if watches():
             return False
-    for value in arguments:
-        if value is None:
-            continue
+    for value in tensors:
         if type(value) not in _PLAIN_TYPES or value.dtype not in FLOATS:
             return False
         if _dispatch_keys(value).raw_repr() not in where:

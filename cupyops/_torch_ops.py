@@ -79,7 +79,7 @@ class Differentiable(Generic[*Arguments, Results]):
 
     def __call__(self, *arguments: *Arguments) -> Results:
         values: tuple[Any, ...] = arguments
-        if is_plain([value for value in values if not isinstance(value, bool)], ANYWHERE):
+        if is_plain([value for value in values if isinstance(value, Tensor)], ANYWHERE):
             return self.directly(*arguments)
         check_transforms(self._name, dict(zip(self._arguments, values, strict=True)))
         results: Results = self._operator(*arguments)

@@ -8,7 +8,7 @@ module has to be imported by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 try:
     import torch
@@ -24,6 +24,7 @@ from cupyops._modulate import _MODULATE_BACKWARD, ModulateGrads
 from cupyops._plan import unpack_out
 from cupyops._torch_arrays import check_no_grad, check_tensors
 from cupyops._torch_modes import ON_CPU, is_plain
+from cupyops._torch_ops import Arguments, Results
 
 __all__ = ["exp_segsum", "exp_segsum_backward", "modulate", "modulate_backward"]
 
@@ -94,12 +95,10 @@ def modulate(
     """
     name = "modulate"
     plus = check_flag(name, "one_plus_scale", one_plus_scale)
-    if out is None and x is not None and is_plain((x, scale, shift), ON_CPU):
-        return ops.modulate.directly(x, scale, shift, plus)
     inputs = {"x": x} | _present(scale=scale, shift=shift)
-    check_tensors(name, inputs)
+    compute = _checked(ops.modulate, name, inputs)
     if out is None:
-        return ops.modulate(x, scale, shift, plus)
+        return compute(x, scale, shift, plus)
     _check_out(name, inputs, {"out": out})
     ops.modulate_out(x, scale, shift, plus, out)
     return out
@@ -167,10 +166,10 @@ def modulate_backward(
     name = "modulate_backward"
     plus = check_flag(name, "one_plus_scale", one_plus_scale)
     inputs = {"x": x, "grad_output": grad_output} | _present(scale=scale, shift=shift)
-    check_tensors(name, inputs)
+    compute = _checked(ops.modulate_backward, name, inputs)
     check_no_grad(name, inputs, _CONSTANT.format("modulate"))
     if out is None:
-        grads = ops.modulate_backward(x, grad_output, scale, shift, plus)
+        grads = compute(x, grad_output, scale, shift, plus)
         sources = (x, scale, shift)
         return ModulateGrads(
             *(None if s is None else g for s, g in zip(sources, grads, strict=True))
@@ -239,12 +238,10 @@ def exp_segsum(x: Tensor, /, *, out: Tensor | None = None) -> Tensor:
     >>> y.tolist(), x.grad.tolist()
     ([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]], [0.0, 2.0, 2.0])
     """
-    if out is None and x is not None and is_plain((x,), ON_CPU):
-        return ops.exp_segsum.directly(x)
     inputs = {"x": x}
-    check_tensors("exp_segsum", inputs)
+    compute = _checked(ops.exp_segsum, "exp_segsum", inputs)
     if out is None:
-        return ops.exp_segsum(x)
+        return compute(x)
     _check_out("exp_segsum", inputs, {"out": out})
     ops.exp_segsum_out(x, out)
     return out
@@ -295,10 +292,10 @@ def exp_segsum_backward(y: Tensor, /, *, grad_output: Tensor, out: Tensor | None
     """
     name = "exp_segsum_backward"
     inputs = {"y": y, "grad_output": grad_output}
-    check_tensors(name, inputs)
+    compute = _checked(ops.exp_segsum_backward, name, inputs)
     check_no_grad(name, inputs, _CONSTANT.format("exp_segsum"))
     if out is None:
-        return ops.exp_segsum_backward(y, grad_output)
+        return compute(y, grad_output)
     _check_out(name, inputs, {"out": out})
     ops.exp_segsum_backward_out(y, grad_output, out)
     return out
@@ -310,6 +307,16 @@ _WRITTEN = "what is written into out is a constant to autograd"
 
 def _present(**tensors: Tensor | None) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _checked(
+    operator: ops.Differentiable[*Arguments, Results], name: str, inputs: Mapping[str, Tensor]
+) -> Callable[[*Arguments], Results]:
+    """The operator for these tensors: plain ones have passed all checks, and take the short way."""
+    if is_plain(inputs.values(), ON_CPU):
+        return operator.directly
+    check_tensors(name, inputs)
+    return operator
 
 
 def _check_out(name: str, inputs: Mapping[str, Tensor], outs: Mapping[str, Tensor]) -> None:

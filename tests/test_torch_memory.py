@@ -222,6 +222,10 @@ REFUSED = {
         (TypeError, "x is None; expected a torch.Tensor"),
         lambda: cupyops.torch.modulate(None, shift=ROW),
     ),
+    "nothing for the first, backward": (
+        (TypeError, "x is None; expected a torch.Tensor"),
+        lambda: cupyops.torch.modulate_backward(None, grad_output=X),
+    ),
     "a missing gradient": (
         (TypeError, "grad_output is None; expected a torch.Tensor"),
         lambda: cupyops.modulate_backward(X, grad_output=None),

@@ -3,8 +3,8 @@
     python tests/bench/dask_layer.py
 
 One process: eight chunks of 64 MB along B, medians of alternating rounds. "loop" calls the function
-on the chunks one after another, "whole" on the undivided array. Processes: workers of one thread,
-with the data in their memory.
+on the chunks one after another, "whole" on the undivided array. The same with next to nothing in
+the chunks. Processes: workers of one thread, with the data in their memory.
 """
 
 from __future__ import annotations
@@ -78,10 +78,42 @@ def one_process() -> None:
             print(f"{function.__name__ + ' ' + form:<24} {numbers}")
 
 
+def cluster_of(workers: int) -> LocalCluster:
+    return LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+
+
+def little_work() -> None:
+    """Calls of eight chunks that hold next to nothing: what the graph and its tasks cost."""
+    x = np.ones((8, 64, 64), np.float32)
+    new_value = count(1)
+
+    def forward(x: Any) -> Any:
+        return dask.persist(cupyops.modulate(x, scale=np.full((8, 64), next(new_value), x.dtype)))
+
+    def backward(x: Any) -> Any:
+        scale = np.full((8, 64), next(new_value), x.dtype)
+        return dask.persist(*cupyops.modulate_backward(x, grad_output=x, scale=scale)[:2])
+
+    functions = {"forward": forward, "backward": backward}
+    lazy = da.from_array(x, chunks=(1, 64, 64))
+    for scheduler in ("sync", "threads"):
+        with dask.config.set(scheduler=scheduler, num_workers=2):
+            report_calls(scheduler, {n: partial(f, lazy) for n, f in functions.items()})
+    with cluster_of(1) as cluster, Client(cluster):
+        held = lazy.persist()
+        wait(held)
+        runs = {n: partial(lambda f: wait(f(held)), f) for n, f in functions.items()}
+        report_calls("distributed, one worker", runs)
+
+
+def report_calls(name: str, runs: dict[str, Callable[[], Any]]) -> None:
+    figures = ", ".join(f"{key} {value:.1f} ms" for key, value in medians(runs).items())
+    print(f"eight chunks with little work, {name}: {figures}")
+
+
 def processes(workers: int) -> dict[str, float]:
     found = {}
-    options = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(**options) as cluster, Client(cluster):
+    with cluster_of(workers) as cluster, Client(cluster):
         for dtype in ("float16", "float32"):
             rng = da.random.default_rng(0)
             shape, chunks = (16, 8192, 1024), (1, 8192, 1024)
@@ -102,6 +134,7 @@ def processes(workers: int) -> dict[str, float]:
 
 def main() -> None:
     one_process()
+    little_work()
     one, two = (processes(workers) for workers in (1, 2))
     for name, milliseconds in one.items():
         gain = milliseconds / two[name]

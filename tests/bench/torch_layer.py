@@ -190,9 +190,9 @@ def main() -> None:
         for make in (modulation, segment_sums):
             for name, candidates in make(options.elements, dtype):
                 arrays, tensors, least = quartiles(candidates[:3], options.repeats)
-                figures = f"{arrays:8.2f} {least:8.2f} {tensors:8.2f} {tensors / arrays:6.2f}"
+                figures = f"{arrays:8.3f} {least:8.3f} {tensors:8.3f} {tensors / arrays:6.2f}"
                 for eager in quartiles(candidates[3:], options.repeats):
-                    figures += f" {eager:8.2f} {eager / tensors:6.2f}"
+                    figures += f" {eager:8.3f} {eager / tensors:6.2f}"
                 print(f"{name:19} {str(dtype).removeprefix('torch.'):9} {figures}")
 
 
